@@ -1,0 +1,83 @@
+// AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), gated and hashed.
+//
+//   g = gradient * grad_scale
+//   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
+//   p = p - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p)
+//   weight = bf16(p), round to nearest even          (where weights are not the masters themselves)
+//
+// Never applied: when StepState::halted is set nothing is written but the hash of the unchanged masters.
+// The hash is the wrapping sum over all elements of mix64(mix64(tensor_key + index) + fp32 bits of the new master):
+// order-free, so that ranks can add their parts.
+#pragma once
+
+#include "kernels/common/cost.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/rng.h"
+
+namespace kinoe {
+
+/// What the device itself decides about a step; lives in device memory, copied to the host one step late.
+struct StepState {
+  double loss_sum = 0;        // nats, over all target tokens of the global batch
+  int64_t target_tokens = 0;
+  double grad_norm = 0;       // of the mean loss's gradient, before clipping
+  int64_t bad_token = 0;      // from embedding and cross-entropy: 1 + index, 0 = none
+  uint64_t weights_hash = 0;  // added to by adamw
+  float grad_scale = 0;       // nominal / true tokens, times the clip factor
+  int32_t halted = 0;         // sticky: a non-finite or bad step was seen; updates are no-ops until the host clears it
+  int32_t skipped = 0;        // this step had no target token: update not applied, not sticky
+  int32_t padding = 0;
+};
+
+/// Derives grad_scale, grad_norm, halted and skipped from the reduced loss and the raw gradient norm.
+struct StepGate {
+  Tensor state;              // [sizeof(StepState) / 4] int32: one StepState; loss_sum, target_tokens, bad_token are set
+  Tensor raw_norm;           // [1] fp64: norm of the gradients as accumulated, i.e. of sum(loss) / nominal_tokens
+  double nominal_tokens = 0; // the divisor used in the backward pass
+  double grad_clip = 0;      // 0: no clipping
+};
+
+/// A run of elements of one tensor inside a flat range. Between segments lies padding, which is never touched.
+struct AdamWSegment {
+  int64_t begin = 0;          // offsets into the flat tensors below
+  int64_t end = 0;
+  uint64_t tensor_key = 0;    // stable_key(Hugging Face name)
+  int64_t first_index = 0;    // logical index within the tensor of the element at `begin`
+  float weight_decay = 0;     // already zero for tensors that do not decay
+  int32_t padding = 0;
+};
+
+struct AdamW {
+  Tensor masters;    // [n] fp32 (or fp64)
+  Tensor m;          // [n] fp32 or bf16
+  Tensor v;          // [n] fp32 or bf16
+  Tensor gradients;  // [n] fp32 (or fp64)
+  Tensor weights;    // [n] bf16, or absent when the masters are the weights
+  Tensor segments;   // [count * sizeof(AdamWSegment) / 4] int32: AdamWSegment[count], sorted, in memory of the backend
+  int64_t segment_count = 0;
+  Tensor state;      // one StepState; grad_scale, halted, skipped are read, weights_hash is added to
+  float lr = 0;
+  float beta1 = 0;
+  float beta2 = 0;
+  float eps = 0;
+  int64_t t = 0;             // 1 for the first applied update
+  uint64_t rounding_seed = 0;  // stochastic rounding of bf16 m and v: Philox(seed, tensor_key, index)
+  Tensor scratch;    // adamw_scratch_bytes() bytes as int32; absent when that is 0
+};
+
+size_t adamw_scratch_bytes(Backend backend, int64_t n);
+
+KINOE_OPERATION(step_gate, StepGate)
+KINOE_OPERATION(adamw, AdamW)
+
+KINOE_HD inline uint64_t master_hash(uint64_t tensor_key, int64_t index, uint32_t bits) {
+  return mix64(mix64(tensor_key + static_cast<uint64_t>(index)) + bits);
+}
+
+/// fp32 masters, gradients and moments; bf16 weights written where there are any.
+inline Cost adamw_cost(int64_t n, size_t moment_bytes, bool bf16_weights) {
+  const double per = 4.0 + 8.0 + 4.0 * static_cast<double>(moment_bytes) + (bf16_weights ? 2.0 : 0.0);
+  return {static_cast<double>(n) * per, static_cast<double>(n) * 14.0};
+}
+
+}  // namespace kinoe

@@ -1,0 +1,41 @@
+// Softmax and cross-entropy in one pass, the gradient written over the logits.
+//
+//   loss[n]      = logsumexp(logits[n, :V]) - logits[n, target[n]]           0 when target[n] is ignored (-1)
+//   dlogits[n,v] = d_loss * (softmax(logits[n, :V])[v] - [v == target[n]])   0 for ignored rows and for v >= V
+//
+// V is the true vocabulary; columns from V up to the row pitch are padding and never enter a sum.
+#pragma once
+
+#include "kernels/common/cost.h"
+#include "kernels/common/dispatch.h"
+
+namespace kinoe {
+
+struct CrossEntropy {
+  Tensor logits;    // [N, >= V] activation type; overwritten by the gradient when with_gradient
+  Tensor targets;   // [N] int32; -1: ignored
+  Tensor losses;    // [N] fp32 (fp64 in fp64), in nats
+  int64_t vocab_size = 0;
+  float d_loss = 0;           // gradient of the objective with respect to one token's loss: 1 / nominal tokens
+  bool with_gradient = false;
+  Tensor bad_target;  // [1] int64: max with 1 + n for a target that is neither -1 nor in [0, V); such a row is
+                      // treated as ignored
+};
+
+/// Adds the losses of all rows with a target to sum[0], in row order within a fixed blocking, in fp64, and their number to count[0].
+struct LossSum {
+  Tensor sum;      // [1] fp64; added to
+  Tensor count;    // [1] int64; added to
+  Tensor losses;   // [N]
+  Tensor targets;  // [N] int32
+};
+
+KINOE_OPERATION(cross_entropy, CrossEntropy)
+KINOE_OPERATION(loss_sum, LossSum)
+
+inline Cost cross_entropy_cost(int64_t n, int64_t v, size_t element, bool with_gradient) {
+  return {static_cast<double>(n * v) * static_cast<double>(element) * (with_gradient ? 2.0 : 1.0),
+          static_cast<double>(n * v) * (with_gradient ? 6.0 : 4.0)};
+}
+
+}  // namespace kinoe
