@@ -65,7 +65,17 @@ struct AdamW {
   Tensor scratch;    // adamw_scratch_bytes() bytes as int32; absent when that is 0
 };
 
-size_t adamw_scratch_bytes(Backend backend, int64_t n);
+namespace cpu {
+size_t adamw_scratch_bytes(int64_t n);
+}
+namespace cuda {
+/// None: the hash is a wrapping integer sum, so it is added to the state atomically in any order.
+inline constexpr size_t adamw_scratch_bytes(int64_t) { return 0; }
+}  // namespace cuda
+
+inline size_t adamw_scratch_bytes(Backend backend, int64_t n) {
+  return backend == Backend::cuda ? cuda::adamw_scratch_bytes(n) : cpu::adamw_scratch_bytes(n);
+}
 
 KINOE_OPERATION(step_gate, StepGate)
 KINOE_OPERATION(adamw, AdamW)

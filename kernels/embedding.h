@@ -32,8 +32,32 @@ struct EmbeddingBackward {
   Tensor scratch;           // embedding_backward_scratch_bytes() bytes as int32; absent when that is 0
 };
 
+namespace cpu {
+size_t embedding_backward_scratch_bytes(int64_t tokens, int64_t channels, int64_t vocab_size);
+}
+namespace cuda {
+/// Two (key, position) buffers of the sort, its per-tile digit counts, the first place of every token in the sorted
+/// order, and fp32 partial rows for tokens that occur more than kEmbeddingPiece times.
+inline constexpr int64_t kEmbeddingPiece = 128;      // occurrences summed in one go
+inline constexpr int64_t kEmbeddingSortTile = 2048;  // pairs per tile of the sort
+inline constexpr int64_t kEmbeddingDigits = 256;     // radix of the sort
+
+constexpr size_t embedding_align(int64_t bytes) { return static_cast<size_t>((bytes + 255) / 256 * 256); }
+
+inline constexpr size_t embedding_backward_scratch_bytes(int64_t tokens, int64_t channels, int64_t vocab_size) {
+  const int64_t tiles = (tokens + kEmbeddingSortTile - 1) / kEmbeddingSortTile;
+  const int64_t pieces = 2 * (tokens / kEmbeddingPiece) + 1;
+  return 4 * embedding_align(tokens * 4) + embedding_align(tiles * kEmbeddingDigits * 4) +
+         2 * embedding_align((vocab_size + 1) * 4) + embedding_align(pieces * channels * 4);
+}
+}  // namespace cuda
+
 /// Scratch for the sorted backward on `backend`, in bytes.
-size_t embedding_backward_scratch_bytes(Backend backend, int64_t tokens, int64_t vocab_size);
+inline size_t embedding_backward_scratch_bytes(Backend backend, int64_t tokens, int64_t channels,
+                                               int64_t vocab_size) {
+  return backend == Backend::cuda ? cuda::embedding_backward_scratch_bytes(tokens, channels, vocab_size)
+                                  : cpu::embedding_backward_scratch_bytes(tokens, channels, vocab_size);
+}
 
 KINOE_OPERATION(embedding_forward, EmbeddingForward)
 KINOE_OPERATION(embedding_backward, EmbeddingBackward)

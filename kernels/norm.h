@@ -40,8 +40,23 @@ struct NormBackward {
   Tensor scratch;       // norm_backward_scratch_bytes() bytes as int32; absent when that is 0
 };
 
+namespace cpu {
+size_t norm_backward_scratch_bytes(int64_t rows, int64_t columns);
+}
+namespace cuda {
+/// Row groups of the weight gradient: a constant, so that the bits do not depend on the number of multiprocessors.
+inline constexpr int64_t kNormGroups = 264;
+
+inline constexpr size_t norm_backward_scratch_bytes(int64_t rows, int64_t columns) {
+  return static_cast<size_t>((rows < kNormGroups ? rows : kNormGroups) * 2 * columns * 4);
+}
+}  // namespace cuda
+
 /// Partial sums of d_weight and d_bias: a fixed number of row groups, added in a fixed order.
-size_t norm_backward_scratch_bytes(Backend backend, int64_t rows, int64_t columns);
+inline size_t norm_backward_scratch_bytes(Backend backend, int64_t rows, int64_t columns) {
+  return backend == Backend::cuda ? cuda::norm_backward_scratch_bytes(rows, columns)
+                                  : cpu::norm_backward_scratch_bytes(rows, columns);
+}
 
 KINOE_OPERATION(norm_forward, NormForward)
 KINOE_OPERATION(norm_backward, NormBackward)
