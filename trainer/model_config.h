@@ -30,6 +30,10 @@ struct ModelConfig {
   MlpKind mlp = MlpKind::gelu_tanh;
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
+  double rope_factor = 1.0;      // Llama 3's stretching of slow rotations (rope_scaling); 1: none
+  double rope_low_freq_factor = 1.0;
+  double rope_high_freq_factor = 4.0;
+  int64_t rope_original_positions = 0;
   bool qkv_bias = false;
   bool output_bias = false;     // of the attention's output projection
   bool mlp_bias = false;
@@ -46,6 +50,10 @@ struct ModelConfig {
 
   bool operator==(const ModelConfig&) const = default;
 };
+
+/// RoPE's angle per position of each pair of head dimensions (i, i + head_dim / 2): head_dim / 2 values,
+/// theta^(-2i / head_dim), stretched as rope_scaling's type "llama3" says where rope_factor is not 1.
+std::vector<double> rope_inverse_frequencies(const ModelConfig& config);
 
 /// Throws Error(usage) for a shape that can not work: heads not divisible by kv heads, an odd head size with RoPE, ...
 void validate(const ModelConfig& config);

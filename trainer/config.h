@@ -1,0 +1,165 @@
+// Everything a user can choose: the options of the command line and of --config files, their defaults and ranges.
+//
+// One table (config.cpp) holds each option's name, help, reader and writer; the parser, --help, the TOML file and the
+// nearest-name suggestions all come from it. Options whose default depends on the model or the machine are
+// std::optional here and filled in by resolve(), so that the recorded configuration says what was really used.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/common/device.h"
+
+namespace kinoe {
+
+enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
+
+/// One PATH or PATH:WEIGHT of --data. Globs are expanded by the loader.
+struct DataSource {
+  std::string path;
+  std::optional<double> weight;  // share of the mixture, not normalised; either all sources have one or none
+
+  bool operator==(const DataSource&) const = default;
+};
+
+/// Options of `train_gpt` itself, which trains.
+struct RunConfig {
+  // Data
+  std::vector<DataSource> data;       // empty: the built-in stories
+  std::vector<std::string> val_data;  // empty: the stories' own validation part, or no evaluation
+  // Model
+  std::string model = "tiny";  // preset, Hugging Face directory or config.json
+  // Run directory
+  std::string out;                    // empty: a new runs/<time>, chosen by the caller
+  std::optional<int64_t> save_every;  // steps; 0: only at the end
+  // Length and batch
+  std::optional<int64_t> steps;         // optimizer steps; set by resolve()
+  std::optional<int64_t> tokens;        // as the user's other way to say it; turned into steps by resolve()
+  std::optional<int64_t> global_batch;  // sequences per step, over all ranks
+  std::optional<int64_t> micro_batch;   // sequences per forward pass of one rank
+  std::optional<int64_t> seq_len;       // tokens per sequence
+  int64_t seed = 1;
+  // Optimizer
+  std::optional<double> lr;
+  std::string schedule = "cosine";       // a name of trainer/schedule
+  std::optional<int64_t> warmup_tokens;  // set by resolve()
+  std::optional<int64_t> warmup_steps;   // turned into warmup_tokens by resolve()
+  double min_lr_frac = 0.1;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double grad_clip = 1.0;         // 0: no clipping
+  DType adam_state = DType::f32;  // f32 or bf16
+  // Evaluation
+  std::optional<int64_t> eval_every;    // steps; 0: never
+  int64_t eval_batches = 20;            // micro-batches per evaluation; 0: all of the validation data
+  std::optional<int64_t> sample_every;  // steps; 0: never
+  // Hardware and numbers
+  DeviceChoice device = DeviceChoice::automatic;  // resolve() leaves cpu or cuda
+  std::optional<DType> dtype;                     // f32 or bf16
+  std::string recompute = "none";                 // none, light or block
+  // Reports
+  std::string log_format = "line";  // a name of trainer/monitor
+  bool dry_run = false;
+
+  // Only after resolve():
+  [[nodiscard]] int64_t tokens_per_step() const { return global_batch.value() * seq_len.value(); }
+  [[nodiscard]] int64_t total_tokens() const { return steps.value() * tokens_per_step(); }
+
+  bool operator==(const RunConfig&) const = default;
+};
+
+/// Options of `train_gpt sample DIR`.
+struct SampleConfig {
+  std::string directory;  // run or checkpoint
+  std::string prompt;
+  int64_t max_tokens = 256;
+  double temperature = 1.0;  // 0: the most probable token, always
+  int64_t top_k = 0;         // 0: all
+  double top_p = 1.0;        // 1: all
+  int64_t seed = 1;
+  DeviceChoice device = DeviceChoice::automatic;
+  std::optional<DType> dtype;  // f32 or bf16
+
+  bool operator==(const SampleConfig&) const = default;
+};
+
+/// Options of `train_gpt eval DIR`.
+struct EvalConfig {
+  std::string directory;              // checkpoint
+  std::vector<std::string> val_data;  // empty: the stories' validation part
+  std::optional<int64_t> seq_len;     // default: the model's positions, at most 1024
+  std::optional<int64_t> micro_batch;
+  int64_t eval_batches = 0;  // micro-batches; 0: all of the validation data
+  DeviceChoice device = DeviceChoice::automatic;
+  std::optional<DType> dtype;  // f32 or bf16
+
+  bool operator==(const EvalConfig&) const = default;
+};
+
+enum class Action : uint8_t { train, sample, eval, help };
+
+struct CommandLine {
+  Action action = Action::train;
+  RunConfig run;        // train
+  SampleConfig sample;  // sample
+  EvalConfig eval;      // eval
+  std::string text;     // help: print it and exit 0
+};
+
+/// Reads the command line and the --config file it may name (the command line wins). Every mistake throws
+/// Error(usage) with one line; nothing is printed.
+CommandLine parse_command_line(int argc, const char* const* argv);
+
+/// What there is to compute on. `built` is false in a build without CUDA.
+struct GpuFacts {
+  bool built = false;
+  int count = 0;
+  int compute_capability = 0;  // of the first one, 90 for sm_90
+  std::string name;
+};
+
+/// bf16 tensor-core instructions start with Ampere.
+inline constexpr int kMinComputeCapability = 80;
+
+struct DeviceDecision {
+  Backend backend = Backend::cpu;
+  std::string note;  // one sentence for the user where `auto` had to take the CPU, else empty
+};
+
+/// Throws Error(usage) where --device cuda asks for what there is not.
+DeviceDecision choose_device(DeviceChoice wanted, const GpuFacts& gpus);
+/// The default of the device (GPU bf16, CPU fp32), or the wish; throws Error(usage) for bf16 on the CPU.
+DType choose_dtype(std::optional<DType> wanted, Backend backend);
+
+/// What defaults depend on. Known when --model and --data have been opened.
+struct RunFacts {
+  int64_t parameters = 0;
+  int64_t max_positions = 0;
+  bool byte_tokens = true;     // text or stories: a sample can be printed without a tokenizer
+  bool has_validation = true;  // there is something to evaluate on
+  GpuFacts gpus;
+};
+
+/// Fills in every optional (except `out`), turns tokens into steps and warmup_steps into warmup_tokens, and checks what
+/// could not be checked before: sequence within the model's positions, warm-up within the run, options the device does
+/// not have. Idempotent. Returns sentences the user should read. Throws Error(usage).
+std::vector<std::string> resolve(RunConfig& config, const RunFacts& facts);
+/// The same for `eval`: seq_len, micro_batch, device and dtype.
+std::vector<std::string> resolve(EvalConfig& config, const RunFacts& facts);
+
+/// TOML that --config reads back to an equal RunConfig. Values not set are left out.
+std::string to_toml(const RunConfig& config);
+/// Applies the keys of a TOML text to `config`; what --config does. `source` names the file in messages.
+RunConfig run_config_from_toml(const std::string& text, const std::string& source);
+
+/// A count: "1000", "64k", "1.5M", "600B", "600e9"; k = 1e3, M = 1e6, B = G = 1e9, T = 1e12. Exact: no rounding.
+/// Throws Error(usage) naming `what` unless the value is an integer in [lowest, 2^63 - 1].
+int64_t parse_count(const std::string& text, const std::string& what, int64_t lowest);
+
+const char* name_of(DeviceChoice value);
+
+}  // namespace kinoe
