@@ -1,0 +1,491 @@
+// What every test of an operation shares: guarded memory, data, error metrics, finite differences.
+//
+// The CPU backend is the oracle of the GPU, so its own tests must not trust it: buffers are surrounded by guard words,
+// outputs start as NaN, and the rule about NaN and Inf comes before any error metric (a metric computed from a NaN
+// compares as false and hides what it should show).
+//
+// Host data is std::vector<double>, made exactly representable in the type under test, so that two backends start
+// from the same numbers. How a test of an operation usually goes:
+//
+//   Random random;
+//   TensorOn x(ctx, DType::bf16, {rows, columns}, random.normal(rows * columns, 1.0, DType::bf16));
+//   TensorOn out(ctx, DType::bf16, {rows, columns});                       // poisoned
+//   gelu_forward(ctx, {.out = out, .x = x});
+//   out.expect_written("out");  x.expect_unchanged("x");                   // guards are checked by destructors too
+//   expect_close("gelu", out.values(), reference, tolerance_for(DType::bf16));
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/common/device.h"
+#include "kernels/common/rng.h"
+
+namespace kinoe::optest {
+
+using Values = std::vector<double>;
+
+// ---- Guarded memory -----------------------------------------------------------------------------------------------
+
+/// A quiet NaN read as bf16, fp32 or fp64, in steps of two bytes; as an integer it is far out of any range.
+inline constexpr uint16_t kPoison = 0x7ffb;
+/// Also a NaN, of the other sign: reading past an end shows in the result, writing there shows here.
+inline constexpr uint16_t kGuard = 0xfffd;
+
+/// Memory of a backend with a guard of 256 bytes in front and behind; the middle is poisoned.
+class GuardedBuffer {
+ public:
+  static constexpr size_t kGuardBytes = 256;
+
+  GuardedBuffer(const Context& ctx, size_t bytes)
+      : ctx_(ctx), bytes_(bytes), memory_(Memory::on(ctx.backend, bytes + 2 * kGuardBytes)) {
+    CHECK(bytes % 2 == 0, "elements are at least two bytes, here ", bytes, " bytes in all");
+    std::vector<uint16_t> words(memory_bytes() / 2, kGuard);
+    const auto middle = words.begin() + static_cast<std::ptrdiff_t>(kGuardBytes / 2);
+    std::fill(middle, middle + static_cast<std::ptrdiff_t>(bytes / 2), kPoison);
+    upload(ctx_, memory_.data(), words.data(), memory_bytes());
+    synchronize(ctx_);
+  }
+  ~GuardedBuffer() { expect_guards("a buffer at its end of life"); }
+  GuardedBuffer(const GuardedBuffer&) = delete;
+  GuardedBuffer& operator=(const GuardedBuffer&) = delete;
+
+  [[nodiscard]] void* data() const { return static_cast<char*>(memory_.data()) + kGuardBytes; }
+  [[nodiscard]] size_t bytes() const { return bytes_; }
+
+  void write(const void* host, size_t bytes) {
+    CHECK(bytes == bytes_, "buffer of ", bytes_, " bytes, given ", bytes);
+    upload(ctx_, data(), host, bytes);
+    synchronize(ctx_);
+  }
+  void read(void* host) const {
+    download(ctx_, host, data(), bytes_);
+    synchronize(ctx_);
+  }
+
+  /// True when nothing was written outside. Adds a test failure otherwise.
+  bool expect_guards(const std::string& name) const {
+    constexpr size_t kWords = kGuardBytes / 2;
+    std::vector<uint16_t> words(2 * kWords);
+    download(ctx_, words.data(), memory_.data(), kGuardBytes);
+    download(ctx_, words.data() + kWords, static_cast<char*>(data()) + bytes_, kGuardBytes);
+    synchronize(ctx_);
+    for (size_t i = 0; i < words.size(); ++i) {
+      if (words[i] == kGuard) continue;
+      ADD_FAILURE() << name << " (" << bytes_ << " bytes): written "
+                    << (i < kWords ? cat(kGuardBytes - 2 * i, " bytes before its begin")
+                                   : cat(2 * (i - kWords), " bytes after its end"));
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  [[nodiscard]] size_t memory_bytes() const { return bytes_ + 2 * kGuardBytes; }
+
+  Context ctx_;
+  size_t bytes_ = 0;
+  Memory memory_;
+};
+
+// ---- Tensors from and to host data --------------------------------------------------------------------------------
+
+/// The nearest value that `type` can hold.
+inline double representable(double value, DType type) {
+  if (type == DType::bf16) return static_cast<double>(to_float(to_bf16(static_cast<float>(value))));
+  if (type == DType::f32) return static_cast<double>(static_cast<float>(value));
+  return value;
+}
+
+/// Elements of `type` as bytes.
+inline std::vector<char> pack(const Values& values, DType type) {
+  std::vector<char> bytes(values.size() * size_of(type));
+  const auto put = [&](auto convert) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const auto element = convert(values[i]);
+      std::memcpy(bytes.data() + i * sizeof(element), &element, sizeof(element));
+    }
+  };
+  switch (type) {
+    case DType::f32: put([](double v) { return static_cast<float>(v); }); break;
+    case DType::bf16: put([](double v) { return to_bf16(static_cast<float>(v)); }); break;
+    case DType::f64: put([](double v) { return v; }); break;
+    case DType::i32: put([](double v) { return static_cast<int32_t>(v); }); break;
+    case DType::i64: put([](double v) { return static_cast<int64_t>(v); }); break;
+    case DType::u64: put([](double v) { return static_cast<uint64_t>(v); }); break;
+  }
+  return bytes;
+}
+
+inline Values unpack(const std::vector<char>& bytes, DType type) {
+  Values values(bytes.size() / size_of(type));
+  const auto get = [&](auto element) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      std::memcpy(&element, bytes.data() + i * sizeof(element), sizeof(element));
+      if constexpr (std::is_same_v<decltype(element), bf16>)
+        values[i] = static_cast<double>(to_float(element));
+      else
+        values[i] = static_cast<double>(element);
+    }
+  };
+  switch (type) {
+    case DType::f32: get(float{}); break;
+    case DType::bf16: get(bf16{}); break;
+    case DType::f64: get(double{}); break;
+    case DType::i32: get(int32_t{}); break;
+    case DType::i64: get(int64_t{}); break;
+    case DType::u64: get(uint64_t{}); break;
+  }
+  return values;
+}
+
+/// A tensor in guarded memory of a backend. Copies are handles of the same memory; a default one is absent.
+class TensorOn {
+ public:
+  TensorOn() = default;
+
+  /// Poisoned: an output.
+  TensorOn(const Context& ctx, DType dtype, const std::vector<int64_t>& shape) {
+    tensor_.dtype = dtype;
+    CHECK(shape.size() <= 4, "a tensor has at most 4 dimensions, here ", shape.size());
+    for (const int64_t n : shape) tensor_.dims[static_cast<size_t>(tensor_.ndim++)] = n;
+    buffer_ = std::make_shared<GuardedBuffer>(ctx, tensor_.bytes());
+    tensor_.data = buffer_->data();
+  }
+
+  /// `values` converted to `dtype`.
+  TensorOn(const Context& ctx, DType dtype, const std::vector<int64_t>& shape, const Values& values)
+      : TensorOn(ctx, dtype, shape) {
+    set(values);
+  }
+
+  /// All elements equal.
+  static TensorOn full(const Context& ctx, DType dtype, const std::vector<int64_t>& shape, double value) {
+    TensorOn t(ctx, dtype, shape);
+    t.set(Values(static_cast<size_t>(t.tensor_.size()), value));
+    return t;
+  }
+
+  /// The bits of `elements` (int32 tokens, int64 and uint64 beyond 2^53, bf16).
+  template <class T>
+  static TensorOn of(const Context& ctx, const std::vector<int64_t>& shape, const std::vector<T>& elements) {
+    TensorOn t(ctx, dtype_of<T>, shape);
+    t.set_bytes(elements.data(), elements.size() * sizeof(T));
+    return t;
+  }
+
+  /// Structures (StepState, AdamWSegment) as the int32 tensors in which operations take them.
+  template <class S>
+  static TensorOn structs(const Context& ctx, const std::vector<S>& elements) {
+    static_assert(sizeof(S) % 4 == 0);
+    TensorOn t(ctx, DType::i32, {static_cast<int64_t>(elements.size() * sizeof(S) / 4)});
+    t.set_bytes(elements.data(), elements.size() * sizeof(S));
+    return t;
+  }
+
+  /// Scratch of a size in bytes, as int32; absent for 0.
+  static TensorOn scratch(const Context& ctx, size_t bytes) {
+    return bytes == 0 ? TensorOn() : TensorOn(ctx, DType::i32, {static_cast<int64_t>((bytes + 3) / 4)});
+  }
+
+  operator Tensor() const { return tensor_; }  // NOLINT(google-explicit-constructor): arguments read as data
+  [[nodiscard]] Tensor tensor() const { return tensor_; }
+  explicit operator bool() const { return static_cast<bool>(tensor_); }
+  [[nodiscard]] DType dtype() const { return tensor_.dtype; }
+
+  void set(const Values& values) {
+    CHECK(values.size() == static_cast<size_t>(tensor_.size()), values.size(), " values for ",
+          tensor_.shape());
+    const std::vector<char> bytes = pack(values, tensor_.dtype);
+    set_bytes(bytes.data(), bytes.size());
+  }
+
+  [[nodiscard]] Values values() const { return unpack(bytes(), tensor_.dtype); }
+
+  [[nodiscard]] std::vector<char> bytes() const {
+    std::vector<char> bytes(buffer_ ? buffer_->bytes() : 0);
+    if (buffer_) buffer_->read(bytes.data());
+    return bytes;
+  }
+
+  /// The content as elements of T, bit for bit: raw<StepState>(), raw<uint64_t>().
+  template <class T>
+  [[nodiscard]] std::vector<T> raw() const {
+    const std::vector<char> from = bytes();
+    CHECK(from.size() % sizeof(T) == 0, from.size(), " bytes as elements of ", sizeof(T));
+    std::vector<T> to(from.size() / sizeof(T));
+    if (!from.empty()) std::memcpy(static_cast<void*>(to.data()), from.data(), from.size());
+    return to;
+  }
+
+  /// Per element: still the poison it was born with.
+  [[nodiscard]] std::vector<bool> poisoned() const {
+    const std::vector<uint16_t> words = raw<uint16_t>();
+    const size_t per = size_of(tensor_.dtype) / 2;
+    std::vector<bool> result(words.size() / per);
+    for (size_t i = 0; i < result.size(); ++i)
+      result[i] = std::all_of(words.begin() + static_cast<std::ptrdiff_t>(i * per),
+                              words.begin() + static_cast<std::ptrdiff_t>((i + 1) * per),
+                              [](uint16_t word) { return word == kPoison; });
+    return result;
+  }
+
+  /// Every element was written and nothing outside.
+  void expect_written(const std::string& name) const {
+    buffer_->expect_guards(name);
+    const std::vector<bool> poison = poisoned();
+    const auto count = std::count(poison.begin(), poison.end(), true);
+    if (count == 0) return;
+    const auto first = std::find(poison.begin(), poison.end(), true) - poison.begin();
+    ADD_FAILURE() << name << " " << tensor_.shape() << ": " << count
+                  << " elements never written, the first is " << first;
+  }
+
+  /// The bits are those last set: an input stayed an input.
+  void expect_unchanged(const std::string& name) const {
+    buffer_->expect_guards(name);
+    const std::vector<char> now = bytes();
+    for (size_t i = 0; i < now.size(); ++i)
+      if (now[i] != original_[i]) {
+        ADD_FAILURE() << name << " " << tensor_.shape() << ": element " << i / size_of(tensor_.dtype)
+                      << " was changed";
+        return;
+      }
+  }
+
+ private:
+  void set_bytes(const void* data, size_t bytes) {
+    CHECK(bytes == tensor_.bytes(), bytes, " bytes for ", tensor_.shape());
+    original_.assign(static_cast<const char*>(data), static_cast<const char*>(data) + bytes);
+    if (bytes > 0) buffer_->write(data, bytes);
+  }
+
+  Tensor tensor_;
+  std::shared_ptr<GuardedBuffer> buffer_;
+  std::vector<char> original_;
+};
+
+// ---- Data ---------------------------------------------------------------------------------------------------------
+
+/// Random host data; every call takes a fresh stream. KINOE_TEST_SEED=N runs the tests on other numbers.
+class Random {
+ public:
+  explicit Random(uint64_t seed = default_seed()) : seed_(seed) {}
+
+  static uint64_t default_seed() {
+    const char* text = std::getenv("KINOE_TEST_SEED");
+    return text ? std::strtoull(text, nullptr, 10) : 20261129;
+  }
+
+  /// Normal with deviation `scale`, exactly representable in `type`.
+  Values normal(int64_t n, double scale = 1.0, DType type = DType::f32) {
+    ++stream_;
+    Values values(static_cast<size_t>(n));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const Philox4 bits = philox(seed_, stream_, i);
+      values[i] = representable(scale * static_cast<double>(normal_pair(bits.v[0], bits.v[1])[0]), type);
+    }
+    return values;
+  }
+
+  Values uniform(int64_t n, double low, double high, DType type = DType::f32) {
+    ++stream_;
+    Values values(static_cast<size_t>(n));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = representable(
+          low + (high - low) * static_cast<double>(uniform01(philox(seed_, stream_, i).v[0])), type);
+    return values;
+  }
+
+  /// Normal, with one value in about 256 a hundred times as large, as real activations have them.
+  Values outliers(int64_t n, double scale = 1.0, DType type = DType::f32) {
+    Values values = normal(n, scale, type);
+    for (size_t i = 0; i < values.size(); ++i)
+      if (philox(seed_, stream_, i).v[2] % 256 == 0) values[i] = representable(100 * values[i], type);
+    return values;
+  }
+
+  /// Integers in [low, high).
+  std::vector<int32_t> integers(int64_t n, int32_t low, int32_t high) {
+    ++stream_;
+    std::vector<int32_t> values(static_cast<size_t>(n));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] =
+          low + static_cast<int32_t>(philox(seed_, stream_, i).v[0] % static_cast<uint32_t>(high - low));
+    return values;
+  }
+
+ private:
+  uint64_t seed_;
+  uint64_t stream_ = 0;
+};
+
+// ---- Comparison ---------------------------------------------------------------------------------------------------
+
+/// Passes when |actual - expected| <= abs + rel |expected| everywhere, and ||actual - expected|| <= l2 ||expected||.
+struct Tolerance {
+  double abs = 0;
+  double rel = 0;
+  double l2 = std::numeric_limits<double>::infinity();
+};
+
+/// For one operation whose result is stored in `type` and which accumulates in fp32 or better; state another one at the
+/// operation where this does not fit.
+inline Tolerance tolerance_for(DType type) {
+  if (type == DType::bf16) return {0x1p-8, 0x1p-7, 0x1p-8};
+  if (type == DType::f64) return {1e-12, 1e-12, 1e-13};
+  return {1e-5, 1e-5, 1e-6};
+}
+
+struct Errors {
+  int64_t non_finite_mismatches = 0;  // NaN or Inf on one side only, or Inf of the other sign
+  double max_abs = 0;                 // over the pairs that are finite on both sides
+  double max_rel = 0;                 // |a - e| / |e|, where e is not 0
+  double relative_l2 = 0;             // ||a - e|| / ||e||; ||a|| when e is all 0
+  int64_t worst = -1;  // where |a - e| is largest; where the first mismatch is, if there is one
+};
+
+inline Errors compare(const Values& actual, const Values& expected) {
+  CHECK(actual.size() == expected.size(), "comparing ", actual.size(), " values with ", expected.size());
+  Errors errors;
+  double squares = 0, reference = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const double a = actual[i], e = expected[i];
+    if (!std::isfinite(a) || !std::isfinite(e)) {
+      const bool same = (std::isnan(a) && std::isnan(e)) || a == e;
+      if (!same && errors.non_finite_mismatches++ == 0) errors.worst = static_cast<int64_t>(i);
+      continue;
+    }
+    const double difference = std::abs(a - e);
+    if (errors.non_finite_mismatches == 0 && (errors.worst < 0 || difference > errors.max_abs))
+      errors.worst = static_cast<int64_t>(i);
+    errors.max_abs = std::max(errors.max_abs, difference);
+    if (e != 0) errors.max_rel = std::max(errors.max_rel, difference / std::abs(e));
+    squares += difference * difference;
+    reference += e * e;
+  }
+  errors.relative_l2 = std::sqrt(squares) / (reference > 0 ? std::sqrt(reference) : 1.0);
+  return errors;
+}
+
+inline std::string describe(const Errors& e, const Values& actual, const Values& expected) {
+  std::string text = cat("max abs ", e.max_abs, ", max rel ", e.max_rel, ", relative L2 ", e.relative_l2,
+                         ", NaN/Inf mismatches ", e.non_finite_mismatches);
+  if (e.worst >= 0) {
+    const auto i = static_cast<size_t>(e.worst);
+    std::ostringstream at;
+    at.precision(17);
+    at << "; at " << i << ": " << actual[i] << ", expected " << expected[i];
+    text += at.str();
+  }
+  return text;
+}
+
+inline Errors expect_close(const std::string& name, const Values& actual, const Values& expected,
+                           Tolerance tolerance) {
+  if (actual.size() != expected.size()) {
+    ADD_FAILURE() << name << ": " << actual.size() << " values, expected " << expected.size();
+    return {};
+  }
+  const Errors errors = compare(actual, expected);
+  if (errors.non_finite_mismatches > 0) {
+    ADD_FAILURE() << name << ": NaN or Inf where the reference has none, or the reverse: "
+                  << describe(errors, actual, expected);
+    return errors;
+  }
+  int64_t beyond = 0;
+  size_t first = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    if (!std::isfinite(expected[i])) continue;
+    if (!(std::abs(actual[i] - expected[i]) <= tolerance.abs + tolerance.rel * std::abs(expected[i])) &&
+        beyond++ == 0)
+      first = i;
+  }
+  if (beyond > 0 || !(errors.relative_l2 <= tolerance.l2))
+    ADD_FAILURE() << name << ": " << beyond << " of " << actual.size() << " values beyond abs "
+                  << tolerance.abs << " + rel " << tolerance.rel
+                  << (beyond > 0 ? cat(" (first at ", first, ")") : std::string()) << ", L2 limit "
+                  << tolerance.l2 << ": " << describe(errors, actual, expected);
+  return errors;
+}
+
+/// Bit for bit, NaNs included.
+inline void expect_same_bits(const std::string& name, const TensorOn& actual, const TensorOn& expected) {
+  const std::vector<char> a = actual.bytes(), e = expected.bytes();
+  ASSERT_EQ(a.size(), e.size()) << name;
+  for (size_t i = 0; i < a.size(); ++i)
+    if (a[i] != e[i]) {
+      const size_t element = i / size_of(actual.dtype());
+      ADD_FAILURE() << name << ": bits differ first at element " << element << ": "
+                    << actual.values()[element] << " and " << expected.values()[element];
+      return;
+    }
+}
+
+// ---- Gradients ----------------------------------------------------------------------------------------------------
+
+/// The outputs of an operation as a function of one of its inputs, all else fixed.
+using Forward = std::function<Values(const Values& input)>;
+
+/// Compares `gradient` (of sum_i out_i d_out_i with respect to the input, from the backward operation in fp64) with
+/// central differences of fourth order. Outputs are subtracted before they are summed, which keeps about ten digits.
+/// Where the input has more than `at_most` elements, a fixed pseudo-random choice of them is checked.
+inline void expect_gradient(const std::string& name, const Forward& forward, const Values& input,
+                            const Values& d_out, const Values& gradient, int64_t at_most = 400,
+                            double tolerance = 1e-8) {
+  ASSERT_EQ(gradient.size(), input.size()) << name;
+  const double h = 1e-3;
+  const size_t n = input.size(), count = std::min(n, static_cast<size_t>(at_most));
+  Values expected, actual;
+  Values x = input;
+  for (size_t k = 0; k < count; ++k) {
+    const size_t i = count == n ? k : static_cast<size_t>(mix64(k + 1) % n);
+    const auto moved = [&](double by) {
+      x[i] = input[i] + by;
+      Values out = forward(x);
+      x[i] = input[i];
+      CHECK(out.size() == d_out.size(), out.size(), " outputs, ", d_out.size(), " weights");
+      return out;
+    };
+    const Values p1 = moved(h), m1 = moved(-h), p2 = moved(2 * h), m2 = moved(-2 * h);
+    double sum = 0;
+    for (size_t j = 0; j < d_out.size(); ++j) sum += d_out[j] * (8 * (p1[j] - m1[j]) - (p2[j] - m2[j]));
+    expected.push_back(sum / (12 * h));
+    actual.push_back(gradient[i]);
+  }
+  expect_close(name + ": gradient against finite differences", actual, expected,
+               {tolerance, tolerance, tolerance});
+}
+
+// ---- The GPU ------------------------------------------------------------------------------------------------------
+
+/// GPU 0, or nothing with the reason in `why`.
+inline std::unique_ptr<Device> usable_gpu(std::string* why) {
+  if (gpu_count() == 0) {
+    *why = KINOE_WITH_CUDA != 0 ? "no GPU on this machine" : "built without CUDA";
+    return nullptr;
+  }
+  const DeviceInfo info = gpu_info(0);
+  if (info.compute_capability < 80) {
+    *why = cat(info.name, " has compute capability ", info.compute_capability, ", bf16 needs 80");
+    return nullptr;
+  }
+  return Device::gpu(0);
+}
+
+}  // namespace kinoe::optest
+
+/// Declares `std::unique_ptr<kinoe::Device> device` for GPU 0, or skips the test with a word. Use it in the test's body.
+#define KINOE_GPU_OR_SKIP(device)                                                             \
+  std::string kinoe_no_gpu;                                                                   \
+  const std::unique_ptr<::kinoe::Device> device = ::kinoe::optest::usable_gpu(&kinoe_no_gpu); \
+  if (!device) GTEST_SKIP() << kinoe_no_gpu
