@@ -1,0 +1,106 @@
+// The one table of parameters: names, shapes, initialisation, decay, and where each tensor lies in memory.
+//
+// Everything that handles parameters reads this table and nothing else: sizes, initialisation, the optimizer, sharding,
+// checkpoints. All parameters lie in one flat range, cut into buckets (the embedding, each layer, the head), each a
+// whole number of chunks; weights, gradients, masters and moments are flat ranges of this same layout in other
+// types. Tensors that one GEMM reads as one (q, k, v; gate, up) lie in consecutive rows, without a gap.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/adamw.h"
+#include "kernels/common/tensor.h"
+#include "trainer/model_config.h"
+
+namespace kinoe {
+
+/// One tensor of the Hugging Face files.
+struct Parameter {
+  std::string name;            // Hugging Face's
+  std::vector<int64_t> shape;  // as in the files, without padding
+  double init_std = 0;         // normal with this deviation; when 0 every element is init_value
+  float init_value = 0;
+  bool decay = false;          // matrices decay; norms and biases do not
+  int bucket = 0;
+  int64_t offset = 0;          // of its first element in the flat range
+  int64_t size = 0;
+  uint64_t key = 0;            // stable_key(name)
+};
+
+struct Bucket {
+  std::string name;
+  int64_t offset = 0;
+  int64_t size = 0;            // a multiple of kChunk
+};
+
+/// Views of one bucket, in the shapes the operations want. Absent tensors: the family has none.
+struct EmbeddingTensors {
+  Tensor position;      // [max_positions, C]
+  Tensor token;         // [padded vocabulary, C]
+};
+struct LayerTensors {
+  Tensor norm1_weight, norm1_bias;  // [C]
+  Tensor qkv_weight;                // [(H + 2 Hkv) D, C], or [C, 3 C] for GPT-2
+  Tensor qkv_bias;                  // [(H + 2 Hkv) D]
+  Tensor out_weight;                // [C, H D]
+  Tensor out_bias;                  // [C]
+  Tensor norm2_weight, norm2_bias;  // [C]
+  Tensor fc_weight;                 // [F, C], [2 F, C] (gate, up) with SwiGLU, or [C, F] for GPT-2
+  Tensor fc_bias;                   // [F]
+  Tensor proj_weight;               // [C, F], or [F, C] for GPT-2
+  Tensor proj_bias;                 // [C]
+};
+struct HeadTensors {
+  Tensor norm_weight, norm_bias;    // [C]
+  Tensor lm_head;                   // [padded vocabulary, C]; absent when tied
+};
+
+/// Where a member of a bucket's view lies, relative to the bucket.
+template <class Views>
+struct Placement {
+  Tensor Views::*member;
+  int64_t offset;
+  std::vector<int64_t> shape;
+};
+
+class ParameterTable {
+ public:
+  explicit ParameterTable(const ModelConfig& config);
+
+  [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
+  [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
+  /// Elements of the flat range, padding included.
+  [[nodiscard]] int64_t flat_size() const { return flat_size_; }
+
+  [[nodiscard]] static int embedding_bucket() { return 0; }
+  [[nodiscard]] static int layer_bucket(int64_t layer) { return static_cast<int>(layer) + 1; }
+  [[nodiscard]] int head_bucket() const { return static_cast<int>(buckets_.size()) - 1; }
+
+  /// The part of a flat tensor that is bucket `index`.
+  [[nodiscard]] Tensor bucket(const Tensor& flat, int index) const;
+
+  /// `bucket` is one bucket's flat memory in any type.
+  [[nodiscard]] EmbeddingTensors embedding(const Tensor& bucket) const;
+  [[nodiscard]] LayerTensors layer(const Tensor& bucket) const;
+  [[nodiscard]] HeadTensors head(const Tensor& bucket) const;
+
+  /// The optimizer's view of the flat range [begin, end), offsets relative to begin.
+  [[nodiscard]] std::vector<AdamWSegment> segments(int64_t begin, int64_t end, float weight_decay) const;
+
+ private:
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+  int64_t flat_size_ = 0;
+  std::vector<Placement<EmbeddingTensors>> embedding_;
+  std::vector<Placement<LayerTensors>> layer_;
+  std::vector<Placement<HeadTensors>> head_;
+};
+
+/// Initial values of elements [begin, begin + count) of a parameter: a pure function of (seed, name, index).
+void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin, int64_t count, float* out);
+
+/// Fills a whole flat range (host memory): initial values, zeros in the padding.
+void initialize(const ParameterTable& table, uint64_t seed, float* flat);
+
+}  // namespace kinoe
