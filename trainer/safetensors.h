@@ -75,6 +75,7 @@ struct FilePlan {
 };
 
 struct SafetensorsPlan {
+  std::string stem;  // "model" of model.safetensors
   std::vector<FilePlan> files;
   std::vector<TensorPlace> tensors;  // in the order given
   std::string index;                 // contents of <stem>.safetensors.index.json; "" for a single file
