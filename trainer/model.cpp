@@ -1,6 +1,7 @@
 #include "trainer/model.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "kernels/attention.h"
 #include "kernels/embedding.h"
@@ -19,7 +20,7 @@ size_t largest_scratch(const Model& model, const WorkShape& shape) {
   const Backend on = model.backend;
   const int64_t n = shape.batch * shape.length;
   const int64_t widest = std::max({m.qkv_rows(), m.hidden, m.mlp == MlpKind::swiglu ? 2 * m.ffn : m.ffn});
-  return std::max({norm_backward_scratch_bytes(on, n, m.hidden), embedding_backward_scratch_bytes(on, n, m.vocab_size),
+  return std::max({norm_backward_scratch_bytes(on, n, m.hidden), embedding_backward_scratch_bytes(on, n, m.hidden, m.vocab_size),
                    matmul_wgrad_scratch_bytes(on, n, widest, true),
                    attention_backward_scratch_bytes(on, model.dtype, shape.batch, shape.length, m.heads, m.kv_heads,
                                                     m.head_dim)});
@@ -109,10 +110,18 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
   const size_t scratch = shape.training ? largest_scratch(model, shape) : 0;
   if (scratch > 0) a.scratch = arena.take("scratch", DType::i32, {static_cast<int64_t>((scratch + 3) / 4)});
 
-  a.loss_sum = arena.take("scratch", DType::f64, {1});
-  a.target_tokens = arena.take("scratch", DType::i64, {1});
-  a.bad_token = arena.take("scratch", DType::i64, {1});
+  a.state = arena.take("scratch", DType::i32, {sizeof(StepState) / 4});
+  const auto field = [&](size_t offset, DType dtype) {
+    return Tensor(a.state ? static_cast<char*>(a.state.data) + offset : nullptr, dtype, {1});
+  };
+  a.loss_sum = field(offsetof(StepState, loss_sum), DType::f64);
+  a.target_tokens = field(offsetof(StepState, target_tokens), DType::i64);
+  a.bad_token = field(offsetof(StepState, bad_token), DType::i64);
   return a;
+}
+
+void begin_step(const Context& ctx, const Activations& acts) {
+  fill_zero(ctx, acts.state.data, offsetof(StepState, halted));
 }
 
 }  // namespace kinoe

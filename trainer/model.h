@@ -88,12 +88,16 @@ struct Activations {
 
   Tensor scratch;           // the largest any operation needs
 
-  // Sums over the micro-batches of a step; the caller clears them.
-  Tensor loss_sum;          // [1] fp64
-  Tensor target_tokens;     // [1] int64
-  Tensor bad_token;         // [1] int64
+  Tensor state;             // one StepState (kernels/adamw.h): sums over the micro-batches of a step and what
+                            // the device decides from them
+  Tensor loss_sum;          // [1] fp64, in state
+  Tensor target_tokens;     // [1] int64, in state
+  Tensor bad_token;         // [1] int64, in state
 };
 
 Activations take_activations(Arena& arena, const Model& model, const WorkShape& shape);
+
+/// Clears the sums of acts.state for a new step or evaluation; `halted` stays.
+void begin_step(const Context& ctx, const Activations& acts);
 
 }  // namespace kinoe
