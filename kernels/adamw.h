@@ -61,7 +61,7 @@ struct AdamW {
   float beta2 = 0;
   float eps = 0;
   int64_t t = 0;             // 1 for the first applied update
-  uint64_t rounding_seed = 0;  // stochastic rounding of bf16 m and v: Philox(seed, tensor_key, index)
+  uint64_t rounding_seed = 0;  // stochastic rounding of bf16 m and v: see rounding_word
   Tensor scratch;    // adamw_scratch_bytes() bytes as int32; absent when that is 0
 };
 
@@ -82,6 +82,23 @@ KINOE_OPERATION(adamw, AdamW)
 
 KINOE_HD inline uint64_t master_hash(uint64_t tensor_key, int64_t index, uint32_t bits) {
   return mix64(mix64(tensor_key + static_cast<uint64_t>(index)) + bits);
+}
+
+/// The 32 random bits of one element: its low half rounds m, its high half v. One Philox block serves four elements.
+KINOE_HD inline uint32_t rounding_word(uint64_t seed, uint64_t tensor_key, int64_t index) {
+  return philox(seed, tensor_key, static_cast<uint64_t>(index) >> 2).v[index & 3];
+}
+
+/// Up with the probability of the cut-off fraction: adds 16 random bits below the significand of bf16 and truncates.
+/// Inf and NaN as to_bf16 gives them.
+KINOE_HD inline bf16 to_bf16_stochastic(float value, uint32_t random16) {
+#if defined(__CUDA_ARCH__)
+  const uint32_t u = __float_as_uint(value);
+#else
+  const uint32_t u = std::bit_cast<uint32_t>(value);
+#endif
+  if ((u & 0x7f800000U) == 0x7f800000U) return to_bf16(value);
+  return bf16{static_cast<uint16_t>((u + (random16 & 0xffffU)) >> 16)};
 }
 
 /// fp32 masters, gradients and moments; bf16 weights written where there are any.

@@ -46,9 +46,9 @@ constexpr size_t embedding_align(int64_t bytes) { return static_cast<size_t>((by
 
 inline constexpr size_t embedding_backward_scratch_bytes(int64_t tokens, int64_t channels, int64_t vocab_size) {
   const int64_t tiles = (tokens + kEmbeddingSortTile - 1) / kEmbeddingSortTile;
-  const int64_t pieces = 2 * (tokens / kEmbeddingPiece) + 1;
+  const int64_t pieces = 2 * ((tokens + kEmbeddingPiece - 1) / kEmbeddingPiece);
   return 4 * embedding_align(tokens * 4) + embedding_align(tiles * kEmbeddingDigits * 4) +
-         2 * embedding_align((vocab_size + 1) * 4) + embedding_align(pieces * channels * 4);
+         embedding_align((vocab_size + 1) * 4) + embedding_align(pieces * channels * 4);
 }
 }  // namespace cuda
 
