@@ -29,6 +29,12 @@ struct SwigluBackward {
   Tensor gate_up;    // [N, 2F]
 };
 
+/// Throws unless types and shapes are as stated above; both backends call it first.
+void check(const GeluForward& args);
+void check(const GeluBackward& args);
+void check(const SwigluForward& args);
+void check(const SwigluBackward& args);
+
 KINOE_OPERATION(gelu_forward, GeluForward)
 KINOE_OPERATION(gelu_backward, GeluBackward)
 KINOE_OPERATION(swiglu_forward, SwigluForward)

@@ -5,7 +5,7 @@
 //   p = p - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p)
 //   weight = bf16(p), round to nearest even          (where weights are not the masters themselves)
 //
-// Never applied: when StepState::halted is set nothing is written but the hash of the unchanged masters.
+// Never applied: when StepState::halted or skipped is set nothing is written but the hash of the unchanged masters.
 // The hash is the wrapping sum over all elements of mix64(mix64(tensor_key + index) + fp32 bits of the new master):
 // order-free, so that ranks can add their parts.
 #pragma once
@@ -49,8 +49,8 @@ struct AdamWSegment {
 
 struct AdamW {
   Tensor masters;    // [n] fp32 (or fp64)
-  Tensor m;          // [n] fp32 or bf16
-  Tensor v;          // [n] fp32 or bf16
+  Tensor m;          // [n] fp32 or bf16 (fp64 with fp64 masters)
+  Tensor v;          // [n] the type of m
   Tensor gradients;  // [n] fp32 (or fp64)
   Tensor weights;    // [n] bf16, or absent when the masters are the weights
   Tensor segments;   // [count * sizeof(AdamWSegment) / 4] int32: AdamWSegment[count], sorted, in memory of the backend
@@ -76,6 +76,10 @@ inline constexpr size_t adamw_scratch_bytes(int64_t) { return 0; }
 inline size_t adamw_scratch_bytes(Backend backend, int64_t n) {
   return backend == Backend::cuda ? cuda::adamw_scratch_bytes(n) : cpu::adamw_scratch_bytes(n);
 }
+
+/// Throws unless types and shapes are as stated above; both backends call it first.
+void check(const StepGate& args);
+void check(const AdamW& args);
 
 KINOE_OPERATION(step_gate, StepGate)
 KINOE_OPERATION(adamw, AdamW)

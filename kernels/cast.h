@@ -1,4 +1,5 @@
-// Conversions between element types: fp32 to bf16 rounds to nearest even, NaN stays NaN; the others are exact.
+// Conversions between element types: to a narrower one rounds to nearest even, NaN stays NaN; to a wider one is exact.
+// Not offered: fp64 to bf16, which would be rounded twice on its way through fp32.
 #pragma once
 
 #include "kernels/common/cost.h"
@@ -10,6 +11,9 @@ struct Cast {
   Tensor to;    // [n] fp32 or bf16 (fp64 on the CPU)
   Tensor from;  // [n] fp32 or bf16 (fp64 on the CPU)
 };
+
+/// Throws unless types and shapes are as stated above; both backends call it first.
+void check(const Cast& args);
 
 KINOE_OPERATION(cast, Cast)
 

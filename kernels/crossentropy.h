@@ -22,13 +22,17 @@ struct CrossEntropy {
                       // treated as ignored
 };
 
-/// Adds the losses of all rows with a target to sum[0], in row order within a fixed blocking, in fp64, and their number to count[0].
+/// Adds the losses of all rows with a target (>= 0) to sum[0], in row order within a fixed blocking, in fp64, and their number to count[0].
 struct LossSum {
   Tensor sum;      // [1] fp64; added to
   Tensor count;    // [1] int64; added to
   Tensor losses;   // [N]
   Tensor targets;  // [N] int32
 };
+
+/// Throws unless types and shapes are as stated above; both backends call it first.
+void check(const CrossEntropy& args);
+void check(const LossSum& args);
 
 KINOE_OPERATION(cross_entropy, CrossEntropy)
 KINOE_OPERATION(loss_sum, LossSum)

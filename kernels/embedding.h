@@ -3,7 +3,7 @@
 //   out[n, c] = token_table[tokens[n], c] + position_table[n mod T, c]        n = b*T + t
 //
 // The backward pass is a sum over all places where a token occurs; it is done in the order of n, so the bits do not
-// depend on threads or blocks.
+// depend on threads or blocks. A place whose id is outside [0, V) was a zero row and adds to neither table.
 #pragma once
 
 #include "kernels/common/cost.h"
@@ -58,6 +58,10 @@ inline size_t embedding_backward_scratch_bytes(Backend backend, int64_t tokens, 
   return backend == Backend::cuda ? cuda::embedding_backward_scratch_bytes(tokens, channels, vocab_size)
                                   : cpu::embedding_backward_scratch_bytes(tokens, channels, vocab_size);
 }
+
+/// Throws unless types and shapes are as stated above; both backends call it first.
+void check(const EmbeddingForward& args);
+void check(const EmbeddingBackward& args);
 
 KINOE_OPERATION(embedding_forward, EmbeddingForward)
 KINOE_OPERATION(embedding_backward, EmbeddingBackward)

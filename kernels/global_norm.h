@@ -22,6 +22,10 @@ struct NormFinish {
   Tensor partials;  // [m] fp64
 };
 
+/// Throws unless types and shapes are as stated above; both backends call it first.
+void check(const NormPartials& args);
+void check(const NormFinish& args);
+
 KINOE_OPERATION(norm_partials, NormPartials)
 KINOE_OPERATION(norm_finish, NormFinish)
 

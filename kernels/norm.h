@@ -58,6 +58,10 @@ inline size_t norm_backward_scratch_bytes(Backend backend, int64_t rows, int64_t
                                   : cpu::norm_backward_scratch_bytes(rows, columns);
 }
 
+/// Throws unless types and shapes are as stated above; both backends call it first.
+void check(const NormForward& args);
+void check(const NormBackward& args);
+
 KINOE_OPERATION(norm_forward, NormForward)
 KINOE_OPERATION(norm_backward, NormBackward)
 

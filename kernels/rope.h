@@ -21,6 +21,9 @@ struct Rope {
   bool backward = false;  // rotate by -t w_i
 };
 
+/// Throws unless types and shapes are as stated above; both backends call it first.
+void check(const Rope& args);
+
 KINOE_OPERATION(rope, Rope)
 
 /// Host side of `table`: row-major [positions, D] from the D/2 angular frequencies w_i, angles computed in fp64.
