@@ -16,18 +16,11 @@ namespace kinoe {
 
 enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
 
-/// One PATH or PATH:WEIGHT of --data. Globs are expanded by the loader.
-struct DataSource {
-  std::string path;
-  std::optional<double> weight;  // share of the mixture, not normalised; either all sources have one or none
-
-  bool operator==(const DataSource&) const = default;
-};
-
 /// Options of `train_gpt` itself, which trains.
 struct RunConfig {
   // Data
-  std::vector<DataSource> data;       // empty: the built-in stories
+  std::vector<std::string>
+      data;  // PATH or PATH:WEIGHT, as dataloader/data_spec reads them; empty: the stories
   std::vector<std::string> val_data;  // empty: the stories' own validation part, or no evaluation
   // Model
   std::string model = "tiny";  // preset, Hugging Face directory or config.json
@@ -74,8 +67,8 @@ struct RunConfig {
 
 /// Options of `train_gpt sample DIR`.
 struct SampleConfig {
-  std::string directory;  // run or checkpoint
-  std::string prompt;
+  std::string directory;        // run or checkpoint
+  std::string prompt = "\n\n";  // where a paragraph or a story begins
   int64_t max_tokens = 256;
   double temperature = 1.0;  // 0: the most probable token, always
   int64_t top_k = 0;         // 0: all
