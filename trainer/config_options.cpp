@@ -123,7 +123,7 @@ Option<C> device(std::string group, DeviceChoice C::*field) {
 
 template <class C>
 Option<C> text(std::string name, std::string group, std::string metavar, std::string C::*field,
-               bool may_be_empty, std::string help) {
+               std::string help) {
   return {std::move(name),
           std::move(group),
           std::move(metavar),
@@ -239,8 +239,8 @@ std::vector<Option<RunConfig>> run_options() {
       number_type("dtype", hardware, &C::dtype, {"bf16", "fp32"},
                   "type of weights and activations (default: bf16 on a GPU; a CPU computes in fp32)"),
       word("recompute", hardware, &C::recompute, {"none", "light", "block"},
-           "activations computed again in the backward pass to save memory: none, those "
-           "cheap to make, or all within a layer; the results are the same"),
+           "activations computed again in the backward pass to save memory: none; light: outputs of norms "
+           "and of the activation; block: all within a layer; same results"),
       word("log-format", reports, &C::log_format, {"line", "megatron", "json"},
            "of the console; metrics.jsonl in the run directory always has everything"),
       flag("dry-run", reports, &C::dry_run,
