@@ -5,6 +5,7 @@
 
 #include "kernels/common/arena.h"
 #include "kernels/common/device.h"
+#include "kernels/matmul.h"
 #include "trainer/model_config.h"
 #include "trainer/parameters.h"
 

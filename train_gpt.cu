@@ -1,0 +1,621 @@
+// train_gpt: trains, evaluates and samples GPT-class models. Host code only; the kernels are behind kernels/*.h.
+//
+// Reading order: main() -> train() -> Training::step(), which is the mathematics of one optimizer step in a page.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dataloader/dataset.h"
+#include "dataloader/loader.h"
+#include "dataloader/stories.h"
+#include "dataloader/tokenizer.h"
+#include "trainer/backward.h"
+#include "trainer/batch_plan.h"
+#include "trainer/checkpoint.h"
+#include "trainer/config.h"
+#include "trainer/eval.h"
+#include "trainer/files.h"
+#include "trainer/flops.h"
+#include "trainer/forward.h"
+#include "trainer/model.h"
+#include "trainer/model_config.h"
+#include "trainer/monitor.h"
+#include "trainer/one_rank.h"
+#include "trainer/optimizer.h"
+#include "trainer/sample.h"
+#include "trainer/schedule.h"
+
+namespace kinoe {
+namespace {
+
+constexpr int64_t kValidationStories = 256 << 10;    // bytes of the stories' validation part
+constexpr int64_t kLargestStories = int64_t{64} << 20;  // a longer run on the stories sees them again
+constexpr int64_t kSampleTokens = 256;
+
+// ---- What there is to run on and with --------------------------------------------------------------------------------
+
+GpuFacts find_gpus() {
+  GpuFacts facts;
+  facts.built = KINOE_WITH_CUDA != 0;
+  facts.count = gpu_count();
+  if (facts.count > 0) {
+    const DeviceInfo first = gpu_info(0);
+    facts.compute_capability = first.compute_capability;
+    facts.name = first.name;
+  }
+  return facts;
+}
+
+std::unique_ptr<Device> open_device(DeviceChoice device) {
+  return device == DeviceChoice::cuda ? Device::gpu(0) : Device::cpu();
+}
+
+struct Data {
+  std::optional<Dataset> training;
+  std::optional<Dataset> validation;
+};
+
+bool on_stories(const RunConfig& config) { return config.data.empty(); }
+
+/// Plain text and the stories have byte tokens: what the model writes can be printed.
+bool byte_tokens(const std::vector<DataSource>& sources) {
+  if (sources.empty()) return true;
+  return detect_format(sources.front().files.front()) == TokenFormat::text;
+}
+
+Data open_data(const RunConfig& config, const std::vector<DataSource>& training,
+               const std::vector<DataSource>& validation, const ModelConfig& model) {
+  DatasetOptions options;
+  options.seq_len = config.seq_len.value();
+  options.vocab_size = model.vocab_size;
+  options.seed = static_cast<uint64_t>(config.seed);
+  options.min_samples = config.global_batch.value();
+  DatasetOptions held_out = options;
+  held_out.min_samples = 1;
+  held_out.shuffle = false;
+
+  Data data;
+  if (on_stories(config)) {
+    const int64_t wanted = std::max(config.tokens_per_step() * 2, std::min(config.total_tokens(), kLargestStories));
+    data.training = Dataset::stories(StorySplit::training, wanted, options);
+  } else {
+    data.training = Dataset::open(training, options);
+  }
+  if (!validation.empty())
+    data.validation = Dataset::open(validation, held_out);
+  else if (on_stories(config))
+    data.validation = Dataset::stories(StorySplit::validation, kValidationStories, held_out);
+  return data;
+}
+
+// ---- Tables for people -----------------------------------------------------------------------------------------------
+
+std::string grouped(int64_t n) {
+  std::string digits = std::to_string(n);
+  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), ",");
+  return digits;
+}
+
+std::string mebibytes(size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+void print_row(const std::string& name, const std::string& value) { std::printf("  %-22s %s\n", name.c_str(), value.c_str()); }
+
+void print_memory(const Arena& plan, size_t host_bytes) {
+  std::printf("memory\n");
+  for (const Arena::Group& group : plan.groups()) print_row(group.name, mebibytes(group.bytes));
+  print_row("data buffers (host)", mebibytes(host_bytes));
+  print_row("total", mebibytes(plan.used() + host_bytes));
+}
+
+void print_run(const RunConfig& config, const ModelConfig& model, const DeviceInfo& device, const Data& data) {
+  const TokenFlops flops = training_flops(model, config.seq_len.value());
+  const std::vector<double> epochs = data.training->epochs(config.steps.value() * config.global_batch.value());
+  std::printf("run\n");
+  print_row("model", cat(config.model, ": ", model.layers, " layers, width ", model.hidden, ", ", model.heads, " heads (",
+                         model.kv_heads, " key/value), MLP ", model.ffn, ", vocabulary ", model.vocab_size,
+                         model.tied ? ", tied" : ""));
+  print_row("parameters", grouped(model.parameter_count()));
+  print_row("device", cat(device.name, ", ", name_of(config.dtype.value())));
+  print_row("training data", cat(on_stories(config) ? "built-in stories" : "", on_stories(config) ? ", " : "",
+                                 grouped(data.training->tokens()), " tokens, ", grouped(data.training->samples()),
+                                 " sequences of ", config.seq_len.value()));
+  if (data.validation)
+    print_row("validation data", cat(grouped(data.validation->tokens()), " tokens, ", grouped(data.validation->samples()),
+                                     " sequences"));
+  print_row("steps", cat(grouped(config.steps.value()), " of ", config.global_batch.value(), " sequences (",
+                         grouped(config.tokens_per_step()), " tokens), micro-batch ", config.micro_batch.value()));
+  print_row("tokens", cat(grouped(config.total_tokens()), ", ", *std::max_element(epochs.begin(), epochs.end()), " epochs"));
+  print_row("learning rate", cat(config.lr.value(), " ", config.schedule, ", warm-up ", grouped(config.warmup_tokens.value()),
+                                 " tokens, down to ", config.min_lr_frac, " of it"));
+  print_row("FLOPs", cat(flops.causal, " per token, ", flops.causal * static_cast<double>(config.total_tokens()), " in all"));
+}
+
+// ---- Training --------------------------------------------------------------------------------------------------------
+
+/// All device memory of a run, from one arena.
+struct RunMemory {
+  ParameterMemory parameters;
+  Activations acts;
+  std::optional<Activations> eval;
+  Tensor sampling;
+};
+
+RunMemory take_memory(Arena& arena, Model& model, const RunConfig& config, const OptimizerSettings& optimizer,
+                      bool with_eval) {
+  RunMemory memory;
+  take_constants(arena, model);
+  memory.parameters = take_parameters(arena, model, &optimizer);
+  WorkShape shape;
+  shape.batch = config.micro_batch.value();
+  shape.length = config.seq_len.value();
+  shape.recompute = config.recompute == "block"   ? Recompute::block
+                    : config.recompute == "light" ? Recompute::light
+                                                  : Recompute::none;
+  memory.acts = take_activations(arena, model, shape);
+  if (with_eval) {
+    shape.training = false;
+    memory.eval = take_activations(arena, model, shape);
+  }
+  if (config.sample_every.value() > 0)
+    memory.sampling = arena.take("sampling", DType::i32,
+                                 {static_cast<int64_t>(Sampler::bytes(model, 1, config.seq_len.value()) / 4)});
+  return memory;
+}
+
+/// A loader and the uploads from its buffers. A buffer is written again only when its upload has passed.
+class Feed {
+ public:
+  Feed(const Context& ctx, const Dataset& dataset, int64_t rows)
+      : ctx_(ctx),
+        loader_(dataset, rows, Memory::pinned(ctx.backend, Loader::buffer_bytes(rows, dataset.seq_len()))) {
+    for (int i = 0; i < Loader::kHeld; ++i) uploaded_.emplace_back(ctx.backend);
+    for (Event& event : uploaded_) event.record(ctx_);
+  }
+
+  /// Puts a micro-batch into `batch`, announces the next one, and returns the milliseconds spent waiting for data.
+  double put(const DeviceBatch& batch, int64_t first_sample, int64_t valid) {
+    uploaded_[next_].wait();
+    const Batch& host = loader_.fetch(first_sample, valid);
+    upload(ctx_, batch.tokens.data, host.tokens, batch.tokens.bytes());
+    upload(ctx_, batch.targets.data, host.targets, batch.targets.bytes());
+    uploaded_[next_].record(ctx_);
+    next_ = (next_ + 1) % uploaded_.size();
+    return loader_.data_wait_ms();
+  }
+  void announce(int64_t first_sample, int64_t valid) { loader_.prefetch(first_sample, valid); }
+
+ private:
+  Context ctx_;
+  Loader loader_;
+  std::vector<Event> uploaded_;
+  size_t next_ = 0;
+};
+
+/// The loss of the first `batches` micro-batches of a dataset, all of it when 0; a last one may be partly filled.
+EvalResult evaluate(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks, Feed& feed, const Dataset& dataset,
+                    int64_t batches) {
+  const int64_t rows = acts.shape.batch;
+  const int64_t end = batches > 0 ? std::min(dataset.samples(), batches * rows) : dataset.samples();
+  int64_t at = 0;
+  return evaluate(ctx, model, acts, hooks, [&](const DeviceBatch& batch) {
+    if (at >= end) return false;
+    feed.put(batch, at, std::min(rows, end - at));
+    at += rows;
+    if (at < end) feed.announce(at, std::min(rows, end - at));
+    return true;
+  });
+}
+
+/// What is on its way from the device about a step; read one step late, so that the device never waits for the host.
+struct PendingStep {
+  explicit PendingStep(Backend backend) : began(backend), ended(backend), result(Memory::pinned(backend, sizeof(StepState))) {}
+  StepRecord record;
+  Event began, ended;
+  Memory result;
+};
+
+class Training {
+ public:
+  Training(const RunConfig& config, const Context& ctx, const Model& model, RunMemory& memory, const OptimizerSettings& settings,
+           const Data& data)
+      : config_(config),
+        ctx_(ctx),
+        model_(model),
+        memory_(memory),
+        plan_(config.global_batch.value(), config.micro_batch.value()),
+        weights_(model.table, memory.parameters.weights),
+        gradients_(model.table, memory.parameters.gradients),
+        optimizer_(model, memory.parameters, settings),
+        schedule_{schedule_kind(config.schedule), config.lr.value(), config.min_lr_frac, config.warmup_tokens.value(),
+                  config.total_tokens()},
+        feed_(ctx, *data.training, config.micro_batch.value()) {
+    validate(schedule_);
+    optimizer_.initialize(ctx, static_cast<uint64_t>(config.seed));
+    fill_zero(ctx, memory.acts.state.data, memory.acts.state.bytes());
+  }
+
+  /// Queues one optimizer step on the device.
+  PendingStep step(int64_t number) {
+    PendingStep pending(ctx_.backend);
+    StepRecord& record = pending.record;
+    const int64_t consumed = (number - 1) * plan_.global_batch();
+    const auto nominal_tokens = static_cast<double>(config_.tokens_per_step());
+    pending.began.record(ctx_);
+
+    begin_step(ctx_, memory_.acts);
+    const std::vector<MicroBatch> slots = plan_.mine(consumed);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      record.data_wait_ms += feed_.put(memory_.acts.batch, slots[i].first_sample, slots[i].valid);
+      announce_after(number, slots, i);
+      gradients_.begin_micro_batch(i == 0);
+      forward(ctx_, model_, memory_.acts, hooks());
+      backward(ctx_, model_, memory_.acts, hooks(), nominal_tokens);
+    }
+    record.step = number;
+    record.samples = consumed + plan_.global_batch();
+    record.tokens = record.samples * config_.seq_len.value();
+    record.lr = schedule_.at(record.tokens);
+    optimizer_.update(ctx_, memory_.acts, record.lr, number, nominal_tokens);
+
+    download(ctx_, pending.result.data(), memory_.acts.state.data, sizeof(StepState));
+    pending.ended.record(ctx_);
+    return pending;
+  }
+
+  /// Waits for a step and completes its record. A step that was not finite ends the run: nothing of it was applied.
+  StepRecord finish(PendingStep pending) const {
+    pending.ended.wait();
+    StepState state;
+    std::memcpy(&state, pending.result.data(), sizeof(state));
+    StepRecord record = pending.record;
+    if (state.bad_token != 0)
+      fail(ExitCode::data, "step ", record.step, ": a token id is not below the vocabulary size of ", model_.config.vocab_size,
+           "; use data made with this model's tokenizer");
+    record.loss = state.loss_sum / static_cast<double>(std::max<int64_t>(1, state.target_tokens));
+    record.grad_norm = state.grad_norm;
+    record.weights_hash = state.weights_hash;
+    record.applied = state.halted == 0 && state.skipped == 0;
+    record.global_batch = plan_.global_batch();
+    record.seq_len = config_.seq_len.value();
+    record.step_ms = pending.ended.ms_since(pending.began);
+    record.compute_ms = record.step_ms - record.data_wait_ms;
+    record.tokens_per_s = static_cast<double>(config_.tokens_per_step()) / (record.step_ms / 1e3);
+    record.tokens_per_s_per_gpu = record.tokens_per_s;
+    return record;
+  }
+
+  LayerHooks hooks() { return {weights_, gradients_}; }
+  [[nodiscard]] const ParameterMemory& parameters() const { return memory_.parameters; }
+
+ private:
+  /// Lets the loader's thread prepare what follows slot `i` of `slots`.
+  void announce_after(int64_t number, const std::vector<MicroBatch>& slots, size_t i) {
+    if (i + 1 < slots.size()) {
+      feed_.announce(slots[i + 1].first_sample, slots[i + 1].valid);
+    } else if (number < config_.steps.value()) {
+      const MicroBatch next = plan_.mine(number * plan_.global_batch()).front();
+      feed_.announce(next.first_sample, next.valid);
+    }
+  }
+
+  const RunConfig& config_;
+  Context ctx_;
+  const Model& model_;
+  RunMemory& memory_;
+  BatchPlan plan_;
+  OneRankWeights weights_;
+  OneRankGradients gradients_;
+  Optimizer optimizer_;
+  Schedule schedule_;
+  Feed feed_;
+};
+
+std::vector<int32_t> sample_prompt(const std::string& prompt) {
+  return byte_tokenizer()->encode(prompt.empty() ? std::string(kStorySeparator) : prompt);
+}
+
+/// One text from the model; a sample of the stories ends with its story.
+std::string sample_text(const Context& ctx, const Model& model, LayerHooks hooks, const Tensor& memory, int64_t window,
+                        uint64_t seed, bool stories) {
+  SampleOptions options;
+  options.max_tokens = kSampleTokens;
+  options.seed = seed;
+  const auto ended = [&](const std::vector<int32_t>& ids) {
+    return stories && byte_tokenizer()->decode(ids).ends_with(kStorySeparator);
+  };
+  const Sampler sampler(model, 1, window, memory.data);
+  return printable(byte_tokenizer()->decode(sampler.generate(ctx, hooks, sample_prompt(""), options, ended).front()));
+}
+
+void complete_speed(StepRecord& record, const TokenFlops& flops, const std::optional<Peak>& peak, size_t bytes) {
+  record.tflops_per_gpu = record.tokens_per_s_per_gpu * flops.causal / 1e12;
+  if (peak) {
+    record.mfu = record.tokens_per_s_per_gpu * flops.causal / peak->flops;
+    record.mfu_full = record.tokens_per_s_per_gpu * flops.full / peak->flops;
+  }
+  record.mem_bytes = static_cast<int64_t>(bytes);
+  record.mem_peak_bytes = static_cast<int64_t>(bytes);
+}
+
+int train(RunConfig config, int argc, char** argv) {
+  // Model and data decide the defaults.
+  ModelConfig model_config = load_model_config(config.model);
+  validate(model_config);
+  const std::vector<DataSource> training_files = expand_data(config.data);
+  const std::vector<DataSource> validation_files = expand_data(config.val_data);
+  check_validation_apart(training_files, validation_files);
+  RunFacts facts;
+  facts.parameters = model_config.parameter_count();
+  facts.max_positions = model_config.max_positions;
+  facts.byte_tokens = byte_tokens(training_files);
+  facts.has_validation = on_stories(config) || !validation_files.empty();
+  facts.gpus = find_gpus();
+  const std::vector<std::string> notes = resolve(config, facts);
+  const Data data = open_data(config, training_files, validation_files, model_config);
+
+  const std::unique_ptr<Device> device = open_device(config.device);
+  const Context ctx = device->context();
+  const DeviceInfo info = device->info();
+  Model model(model_config, ctx.backend, config.dtype.value());
+  OptimizerSettings optimizer;
+  optimizer.beta1 = static_cast<float>(config.beta1);
+  optimizer.beta2 = static_cast<float>(config.beta2);
+  optimizer.eps = static_cast<float>(config.eps);
+  optimizer.weight_decay = static_cast<float>(config.weight_decay);
+  optimizer.grad_clip = config.grad_clip;
+  optimizer.moments = config.adam_state;
+  optimizer.seed = static_cast<uint64_t>(config.seed);
+
+  // The plan, before anything large exists.
+  const bool with_eval = data.validation.has_value();
+  Arena planned;
+  take_memory(planned, model, config, optimizer, with_eval);
+  const size_t host_bytes = Loader::buffer_bytes(config.micro_batch.value(), config.seq_len.value()) * (with_eval ? 2 : 1);
+  print_run(config, model_config, info, data);
+  print_memory(planned, host_bytes);
+  for (const Dataset* d : {&*data.training, with_eval ? &*data.validation : nullptr})
+    if (d != nullptr)
+      for (const std::string& warning : d->warnings()) std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
+  for (const std::string& note : notes) std::fprintf(stderr, "train_gpt: %s\n", note.c_str());
+  if (planned.used() > info.free_bytes)
+    fail(ExitCode::usage, "this run needs ", mebibytes(planned.used()), " and ", info.name, " has ", mebibytes(info.free_bytes),
+         " free; use a smaller --micro-batch, --recompute block, or a smaller model");
+  std::fflush(stdout);
+  if (config.dry_run) return 0;
+
+  const std::unique_ptr<Files> files = posix_files();
+  const std::string run = prepare_run_directory(
+      *files, {.path = config.out, .resume = false, .needed_bytes = checkpoint_bytes(model.table, model.dtype)});
+  config.out = run;
+  in_class(ExitCode::usage, [&] {
+    write_file_durably(*files, join_path(run, "config.toml"), to_toml(config));
+    RunRecord record = make_run_record(argc, argv);
+    record.device = info.name;
+    record.driver = info.driver;
+    write_file_durably(*files, join_path(run, "run.json"), to_json(record));
+  });
+
+  const Memory memory = Memory::on(ctx.backend, planned.used());
+  Arena arena(memory.data());
+  RunMemory run_memory = take_memory(arena, model, config, optimizer, with_eval);
+  upload_constants(ctx, model);
+  Training training(config, ctx, model, run_memory, optimizer, data);
+  std::optional<Feed> eval_feed;
+  if (with_eval) eval_feed.emplace(ctx, *data.validation, config.micro_batch.value());
+
+  const TokenFlops flops = training_flops(model_config, config.seq_len.value());
+  const std::optional<Peak> peak = peak_flops(info.name, model.dtype);
+  Monitor::Options options;
+  options.metrics_path = join_path(run, "metrics.jsonl");
+  options.format = parse_log_format(config.log_format).value();
+  options.total_steps = config.steps.value();
+  Monitor monitor(options);
+
+  const auto report = [&](PendingStep pending) {
+    StepRecord record = training.finish(std::move(pending));
+    complete_speed(record, flops, peak, planned.used());
+    record = monitor.record(record);
+    if (!record.applied && record.nan > 0) {
+      monitor.finish();
+      fail(ExitCode::diverged, "step ", record.step, ": loss ", record.loss, ", gradient norm ", record.grad_norm,
+           ": not finite, so the update was not applied and the run ends; try a lower --lr or a longer warm-up, the last "
+           "checkpoint is in ", run);
+    }
+    return record;
+  };
+  const auto evaluate = [&](const StepRecord& at, int64_t batches) {
+    Event began(ctx.backend), ended(ctx.backend);
+    began.record(ctx);
+    const EvalResult result = kinoe::evaluate(ctx, model, *run_memory.eval, training.hooks(), *eval_feed, *data.validation, batches);
+    ended.record(ctx);
+    ended.wait();
+    EvalRecord record;
+    record.step = at.step;
+    record.samples = at.samples;
+    record.tokens = at.tokens;
+    record.val_loss = result.loss;
+    record.val_tokens = result.target_tokens;
+    record.eval_ms = ended.ms_since(began);
+    monitor.record(record);
+    return result;
+  };
+
+  const int64_t steps = config.steps.value();
+  const auto due = [](int64_t every, int64_t step) { return every > 0 && step % every == 0; };
+  std::deque<PendingStep> pending;
+  for (int64_t step = 1; step <= steps; ++step) {
+    pending.push_back(training.step(step));
+    const bool stop_here = step == steps || due(*config.eval_every, step) || due(*config.save_every, step) || due(*config.sample_every, step);
+    StepRecord last;
+    while (pending.size() > (stop_here ? 0 : 1)) {
+      last = report(std::move(pending.front()));
+      pending.pop_front();
+    }
+    if (due(*config.eval_every, step) && step < steps) evaluate(last, config.eval_batches);
+    if (due(*config.sample_every, step))
+      monitor.note("sample: " + sample_text(ctx, model, training.hooks(), run_memory.sampling, config.seq_len.value(),
+                                            static_cast<uint64_t>(step), on_stories(config)));
+    if (due(*config.save_every, step) || step == steps)
+      write_checkpoint(*files, run, step, ctx, model_config, model.table, training.parameters().weights);
+    if (step == steps && with_eval) {
+      const EvalResult result = evaluate(last, on_stories(config) ? 0 : config.eval_batches);
+      monitor.finish();
+      if (on_stories(config)) {
+        std::printf("validation loss %.4f  entropy %.4f  nats/byte\n", result.loss, entropy_per_byte());
+      } else {
+        std::printf("validation loss %.4f nats per token\n", result.loss);
+      }
+    }
+  }
+  monitor.finish();
+
+  LossCurveStyle style;
+  style.title = cat(config.model, ", ", grouped(config.total_tokens()), " tokens");
+  if (facts.byte_tokens) style.y_label = "loss (nats per byte)";
+  if (on_stories(config)) {
+    style.reference = entropy_per_byte();
+    char label[64];
+    std::snprintf(label, sizeof(label), "entropy of the stories %.3f", entropy_per_byte());
+    style.reference_label = label;
+  }
+  const std::string picture = join_path(run, "loss.svg");
+  write_loss_curve(picture, read_loss_history(options.metrics_path), style);
+  std::printf("checkpoint %s\nloss curve %s\n", checkpoint_path(run, steps).c_str(), picture.c_str());
+  return 0;
+}
+
+// ---- Using a trained model -------------------------------------------------------------------------------------------
+
+/// A model read from a checkpoint, weights only.
+struct LoadedModel {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Model> model;
+  Memory memory;
+  ParameterMemory parameters;
+  std::string directory;
+};
+
+LoadedModel load_model(const std::string& path, DeviceChoice choice, std::optional<DType> dtype) {
+  const DeviceDecision decision = choose_device(choice, find_gpus());
+  if (!decision.note.empty()) std::fprintf(stderr, "train_gpt: %s\n", decision.note.c_str());
+  const std::unique_ptr<Files> files = posix_files();
+  LoadedModel loaded;
+  loaded.directory = find_checkpoint(*files, path);
+  const ModelConfig config = load_model_config(loaded.directory);
+  validate(config);
+  loaded.device = open_device(decision.backend == Backend::cuda ? DeviceChoice::cuda : DeviceChoice::cpu);
+  loaded.model = std::make_unique<Model>(config, decision.backend, choose_dtype(dtype, decision.backend));
+
+  Arena planned;
+  take_constants(planned, *loaded.model);
+  take_parameters(planned, *loaded.model, nullptr);
+  loaded.memory = Memory::on(decision.backend, planned.used());
+  Arena arena(loaded.memory.data());
+  take_constants(arena, *loaded.model);
+  loaded.parameters = take_parameters(arena, *loaded.model, nullptr);
+  std::vector<float> flat(static_cast<size_t>(loaded.model->table.flat_size()));
+  read_weights(*files, loaded.directory, loaded.model->table, flat.data());
+  set_parameters(loaded.device->context(), loaded.parameters, flat.data());
+  upload_constants(loaded.device->context(), *loaded.model);
+  return loaded;
+}
+
+/// Inference needs weights only; asking for gradients is a bug.
+class NoGradients : public GradientHooks {
+ public:
+  GradientTarget begin(int) override { fail(ExitCode::internal, "gradients asked for in inference"); }
+  void ready(int) override {}
+};
+
+int sample(const SampleConfig& config) {
+  const LoadedModel loaded = load_model(config.directory, config.device, config.dtype);
+  const ModelConfig& m = loaded.model->config;
+  if (m.vocab_size != byte_tokenizer()->vocab_size())
+    fail(ExitCode::usage, "only models of bytes (vocabulary 256) can print text; this one has a vocabulary of ", m.vocab_size);
+  const Context ctx = loaded.device->context();
+  SampleOptions options;
+  options.max_tokens = config.max_tokens;
+  options.temperature = config.temperature;
+  options.top_k = config.top_k;
+  options.top_p = config.top_p;
+  options.seed = static_cast<uint64_t>(config.seed);
+  OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
+  NoGradients gradients;
+  const Memory memory = Memory::on(ctx.backend, Sampler::bytes(*loaded.model, 1, m.max_positions));
+  const Sampler sampler(*loaded.model, 1, m.max_positions, memory.data());
+  const std::vector<int32_t> ids = sampler.generate(ctx, {weights, gradients}, sample_prompt(config.prompt), options).front();
+  std::printf("%s%s\n", config.prompt.c_str(), printable(byte_tokenizer()->decode(ids)).c_str());
+  return 0;
+}
+
+int eval(EvalConfig config) {
+  const std::vector<DataSource> sources = expand_data(config.val_data);
+  const LoadedModel loaded = load_model(config.directory, config.device, config.dtype);
+  const ModelConfig& m = loaded.model->config;
+  RunFacts facts;
+  facts.parameters = m.parameter_count();
+  facts.max_positions = m.max_positions;
+  facts.gpus = find_gpus();
+  resolve(config, facts);
+  DatasetOptions options;
+  options.seq_len = config.seq_len.value();
+  options.vocab_size = m.vocab_size;
+  options.shuffle = false;
+  const Dataset dataset = sources.empty() ? Dataset::stories(StorySplit::validation, kValidationStories, options)
+                                          : Dataset::open(sources, options);
+  for (const std::string& warning : dataset.warnings()) std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
+
+  const Context ctx = loaded.device->context();
+  const int64_t rows = config.micro_batch.value();
+  const WorkShape shape{.batch = rows, .length = options.seq_len, .recompute = Recompute::none, .training = false, .head_rows = 0};
+  Arena planned;
+  take_activations(planned, *loaded.model, shape);
+  const Memory memory = Memory::on(ctx.backend, planned.used());
+  Arena arena(memory.data());
+  Activations acts = take_activations(arena, *loaded.model, shape);
+  OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
+  NoGradients gradients;
+  Feed feed(ctx, dataset, rows);
+  const EvalResult result = evaluate(ctx, *loaded.model, acts, {weights, gradients}, feed, dataset, config.eval_batches);
+  std::printf("%s: validation loss %.6f nats per token over %s tokens (perplexity %.3f)\n", loaded.directory.c_str(), result.loss,
+              grouped(result.target_tokens).c_str(), std::exp(result.loss));
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  const CommandLine command = parse_command_line(argc, argv);
+  switch (command.action) {
+    case Action::help: std::printf("%s", command.text.c_str()); return 0;
+    case Action::sample: return sample(command.sample);
+    case Action::eval: return eval(command.eval);
+    case Action::train: return train(command.run, argc, argv);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kinoe
+
+int main(int argc, char** argv) {
+  try {
+    return kinoe::run(argc, argv);
+  } catch (const kinoe::Error& error) {
+    std::fprintf(stderr, "train_gpt: error: %s\n", error.what());
+    return static_cast<int>(error.code);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "train_gpt: internal error: %s\n", error.what());
+    return static_cast<int>(kinoe::ExitCode::internal);
+  }
+}
