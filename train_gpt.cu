@@ -36,7 +36,7 @@
 namespace kinoe {
 namespace {
 
-constexpr int64_t kValidationStories = 256 << 10;    // bytes of the stories' validation part
+constexpr int64_t kValidationStories = 256 << 10;       // bytes of the stories' validation part
 constexpr int64_t kLargestStories = int64_t{64} << 20;  // a longer run on the stories sees them again
 constexpr int64_t kSampleTokens = 256;
 
@@ -84,7 +84,8 @@ Data open_data(const RunConfig& config, const std::vector<DataSource>& training,
 
   Data data;
   if (on_stories(config)) {
-    const int64_t wanted = std::max(config.tokens_per_step() * 2, std::min(config.total_tokens(), kLargestStories));
+    const int64_t wanted =
+        std::max(config.tokens_per_step() * 2, std::min(config.total_tokens(), kLargestStories));
     data.training = Dataset::stories(StorySplit::training, wanted, options);
   } else {
     data.training = Dataset::open(training, options);
@@ -100,7 +101,8 @@ Data open_data(const RunConfig& config, const std::vector<DataSource>& training,
 
 std::string grouped(int64_t n) {
   std::string digits = std::to_string(n);
-  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), ",");
+  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3)
+    digits.insert(static_cast<size_t>(at), ",");
   return digits;
 }
 
@@ -110,7 +112,9 @@ std::string mebibytes(size_t bytes) {
   return text;
 }
 
-void print_row(const std::string& name, const std::string& value) { std::printf("  %-22s %s\n", name.c_str(), value.c_str()); }
+void print_row(const std::string& name, const std::string& value) {
+  std::printf("  %-22s %s\n", name.c_str(), value.c_str());
+}
 
 void print_memory(const Arena& plan, size_t host_bytes) {
   std::printf("memory\n");
@@ -119,27 +123,34 @@ void print_memory(const Arena& plan, size_t host_bytes) {
   print_row("total", mebibytes(plan.used() + host_bytes));
 }
 
-void print_run(const RunConfig& config, const ModelConfig& model, const DeviceInfo& device, const Data& data) {
+void print_run(const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
+               const Data& data) {
   const TokenFlops flops = training_flops(model, config.seq_len.value());
-  const std::vector<double> epochs = data.training->epochs(config.steps.value() * config.global_batch.value());
+  const std::vector<double> epochs =
+      data.training->epochs(config.steps.value() * config.global_batch.value());
   std::printf("run\n");
-  print_row("model", cat(config.model, ": ", model.layers, " layers, width ", model.hidden, ", ", model.heads, " heads (",
-                         model.kv_heads, " key/value), MLP ", model.ffn, ", vocabulary ", model.vocab_size,
-                         model.tied ? ", tied" : ""));
+  print_row("model", cat(config.model, ": ", model.layers, " layers, width ", model.hidden, ", ", model.heads,
+                         " heads (", model.kv_heads, " key/value), MLP ", model.ffn, ", vocabulary ",
+                         model.vocab_size, model.tied ? ", tied" : ""));
   print_row("parameters", grouped(model.parameter_count()));
   print_row("device", cat(device.name, ", ", name_of(config.dtype.value())));
-  print_row("training data", cat(on_stories(config) ? "built-in stories" : "", on_stories(config) ? ", " : "",
-                                 grouped(data.training->tokens()), " tokens, ", grouped(data.training->samples()),
-                                 " sequences of ", config.seq_len.value()));
+  print_row("training data",
+            cat(on_stories(config) ? "built-in stories" : "", on_stories(config) ? ", " : "",
+                grouped(data.training->tokens()), " tokens, ", grouped(data.training->samples()),
+                " sequences of ", config.seq_len.value()));
   if (data.validation)
-    print_row("validation data", cat(grouped(data.validation->tokens()), " tokens, ", grouped(data.validation->samples()),
-                                     " sequences"));
-  print_row("steps", cat(grouped(config.steps.value()), " of ", config.global_batch.value(), " sequences (",
-                         grouped(config.tokens_per_step()), " tokens), micro-batch ", config.micro_batch.value()));
-  print_row("tokens", cat(grouped(config.total_tokens()), ", ", *std::max_element(epochs.begin(), epochs.end()), " epochs"));
-  print_row("learning rate", cat(config.lr.value(), " ", config.schedule, ", warm-up ", grouped(config.warmup_tokens.value()),
-                                 " tokens, down to ", config.min_lr_frac, " of it"));
-  print_row("FLOPs", cat(flops.causal, " per token, ", flops.causal * static_cast<double>(config.total_tokens()), " in all"));
+    print_row("validation data", cat(grouped(data.validation->tokens()), " tokens, ",
+                                     grouped(data.validation->samples()), " sequences"));
+  print_row("steps",
+            cat(grouped(config.steps.value()), " of ", config.global_batch.value(), " sequences (",
+                grouped(config.tokens_per_step()), " tokens), micro-batch ", config.micro_batch.value()));
+  print_row("tokens", cat(grouped(config.total_tokens()), ", ",
+                          *std::max_element(epochs.begin(), epochs.end()), " epochs"));
+  print_row("learning rate",
+            cat(config.lr.value(), " ", config.schedule, ", warm-up ", grouped(config.warmup_tokens.value()),
+                " tokens, down to ", config.min_lr_frac, " of it"));
+  print_row("FLOPs", cat(flops.causal, " per token, ",
+                         flops.causal * static_cast<double>(config.total_tokens()), " in all"));
 }
 
 // ---- Training --------------------------------------------------------------------------------------------------------
@@ -169,8 +180,8 @@ RunMemory take_memory(Arena& arena, Model& model, const RunConfig& config, const
     memory.eval = take_activations(arena, model, shape);
   }
   if (config.sample_every.value() > 0)
-    memory.sampling = arena.take("sampling", DType::i32,
-                                 {static_cast<int64_t>(Sampler::bytes(model, 1, config.seq_len.value()) / 4)});
+    memory.sampling = arena.take(
+        "sampling", DType::i32, {static_cast<int64_t>(Sampler::bytes(model, 1, config.seq_len.value()) / 4)});
   return memory;
 }
 
@@ -204,8 +215,8 @@ class Feed {
 };
 
 /// The loss of the first `batches` micro-batches of a dataset, all of it when 0; a last one may be partly filled.
-EvalResult evaluate(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks, Feed& feed, const Dataset& dataset,
-                    int64_t batches) {
+EvalResult evaluate_dataset(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,
+                            Feed& feed, const Dataset& dataset, int64_t batches) {
   const int64_t rows = acts.shape.batch;
   const int64_t end = batches > 0 ? std::min(dataset.samples(), batches * rows) : dataset.samples();
   int64_t at = 0;
@@ -220,7 +231,8 @@ EvalResult evaluate(const Context& ctx, const Model& model, Activations& acts, L
 
 /// What is on its way from the device about a step; read one step late, so that the device never waits for the host.
 struct PendingStep {
-  explicit PendingStep(Backend backend) : began(backend), ended(backend), result(Memory::pinned(backend, sizeof(StepState))) {}
+  explicit PendingStep(Backend backend)
+      : began(backend), ended(backend), result(Memory::pinned(backend, sizeof(StepState))) {}
   StepRecord record;
   Event began, ended;
   Memory result;
@@ -228,8 +240,8 @@ struct PendingStep {
 
 class Training {
  public:
-  Training(const RunConfig& config, const Context& ctx, const Model& model, RunMemory& memory, const OptimizerSettings& settings,
-           const Data& data)
+  Training(const RunConfig& config, const Context& ctx, const Model& model, RunMemory& memory,
+           const OptimizerSettings& settings, const Data& data)
       : config_(config),
         ctx_(ctx),
         model_(model),
@@ -238,8 +250,8 @@ class Training {
         weights_(model.table, memory.parameters.weights),
         gradients_(model.table, memory.parameters.gradients),
         optimizer_(model, memory.parameters, settings),
-        schedule_{schedule_kind(config.schedule), config.lr.value(), config.min_lr_frac, config.warmup_tokens.value(),
-                  config.total_tokens()},
+        schedule_{schedule_kind(config.schedule), config.lr.value(), config.min_lr_frac,
+                  config.warmup_tokens.value(), config.total_tokens()},
         feed_(ctx, *data.training, config.micro_batch.value()) {
     validate(schedule_);
     optimizer_.initialize(ctx, static_cast<uint64_t>(config.seed));
@@ -281,8 +293,8 @@ class Training {
     std::memcpy(&state, pending.result.data(), sizeof(state));
     StepRecord record = pending.record;
     if (state.bad_token != 0)
-      fail(ExitCode::data, "step ", record.step, ": a token id is not below the vocabulary size of ", model_.config.vocab_size,
-           "; use data made with this model's tokenizer");
+      fail(ExitCode::data, "step ", record.step, ": a token id is not below the vocabulary size of ",
+           model_.config.vocab_size, "; use data made with this model's tokenizer");
     record.loss = state.loss_sum / static_cast<double>(std::max<int64_t>(1, state.target_tokens));
     record.grad_norm = state.grad_norm;
     record.weights_hash = state.weights_hash;
@@ -327,8 +339,8 @@ std::vector<int32_t> sample_prompt(const std::string& prompt) {
 }
 
 /// One text from the model; a sample of the stories ends with its story.
-std::string sample_text(const Context& ctx, const Model& model, LayerHooks hooks, const Tensor& memory, int64_t window,
-                        uint64_t seed, bool stories) {
+std::string sample_text(const Context& ctx, const Model& model, LayerHooks hooks, const Tensor& memory,
+                        int64_t window, uint64_t seed, bool stories) {
   SampleOptions options;
   options.max_tokens = kSampleTokens;
   options.seed = seed;
@@ -336,10 +348,12 @@ std::string sample_text(const Context& ctx, const Model& model, LayerHooks hooks
     return stories && byte_tokenizer()->decode(ids).ends_with(kStorySeparator);
   };
   const Sampler sampler(model, 1, window, memory.data);
-  return printable(byte_tokenizer()->decode(sampler.generate(ctx, hooks, sample_prompt(""), options, ended).front()));
+  return printable(
+      byte_tokenizer()->decode(sampler.generate(ctx, hooks, sample_prompt(""), options, ended).front()));
 }
 
-void complete_speed(StepRecord& record, const TokenFlops& flops, const std::optional<Peak>& peak, size_t bytes) {
+void complete_speed(StepRecord& record, const TokenFlops& flops, const std::optional<Peak>& peak,
+                    size_t bytes) {
   record.tflops_per_gpu = record.tokens_per_s_per_gpu * flops.causal / 1e12;
   if (peak) {
     record.mfu = record.tokens_per_s_per_gpu * flops.causal / peak->flops;
@@ -382,22 +396,26 @@ int train(RunConfig config, int argc, char** argv) {
   const bool with_eval = data.validation.has_value();
   Arena planned;
   take_memory(planned, model, config, optimizer, with_eval);
-  const size_t host_bytes = Loader::buffer_bytes(config.micro_batch.value(), config.seq_len.value()) * (with_eval ? 2 : 1);
+  const size_t host_bytes =
+      Loader::buffer_bytes(config.micro_batch.value(), config.seq_len.value()) * (with_eval ? 2 : 1);
   print_run(config, model_config, info, data);
   print_memory(planned, host_bytes);
   for (const Dataset* d : {&*data.training, with_eval ? &*data.validation : nullptr})
     if (d != nullptr)
-      for (const std::string& warning : d->warnings()) std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
+      for (const std::string& warning : d->warnings())
+        std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
   for (const std::string& note : notes) std::fprintf(stderr, "train_gpt: %s\n", note.c_str());
   if (planned.used() > info.free_bytes)
-    fail(ExitCode::usage, "this run needs ", mebibytes(planned.used()), " and ", info.name, " has ", mebibytes(info.free_bytes),
+    fail(ExitCode::usage, "this run needs ", mebibytes(planned.used()), " and ", info.name, " has ",
+         mebibytes(info.free_bytes),
          " free; use a smaller --micro-batch, --recompute block, or a smaller model");
   std::fflush(stdout);
   if (config.dry_run) return 0;
 
   const std::unique_ptr<Files> files = posix_files();
   const std::string run = prepare_run_directory(
-      *files, {.path = config.out, .resume = false, .needed_bytes = checkpoint_bytes(model.table, model.dtype)});
+      *files,
+      {.path = config.out, .resume = false, .needed_bytes = checkpoint_bytes(model.table, model.dtype)});
   config.out = run;
   in_class(ExitCode::usage, [&] {
     write_file_durably(*files, join_path(run, "config.toml"), to_toml(config));
@@ -429,16 +447,20 @@ int train(RunConfig config, int argc, char** argv) {
     record = monitor.record(record);
     if (!record.applied && record.nan > 0) {
       monitor.finish();
-      fail(ExitCode::diverged, "step ", record.step, ": loss ", record.loss, ", gradient norm ", record.grad_norm,
-           ": not finite, so the update was not applied and the run ends; try a lower --lr or a longer warm-up, the last "
-           "checkpoint is in ", run);
+      fail(ExitCode::diverged, "step ", record.step, ": loss ", record.loss, ", gradient norm ",
+           record.grad_norm,
+           ": not finite, so the update was not applied and the run ends; try a lower --lr or a longer "
+           "warm-up, the last "
+           "checkpoint is in ",
+           run);
     }
     return record;
   };
   const auto evaluate = [&](const StepRecord& at, int64_t batches) {
     Event began(ctx.backend), ended(ctx.backend);
     began.record(ctx);
-    const EvalResult result = kinoe::evaluate(ctx, model, *run_memory.eval, training.hooks(), *eval_feed, *data.validation, batches);
+    const EvalResult result = evaluate_dataset(ctx, model, *run_memory.eval, training.hooks(), *eval_feed,
+                                               *data.validation, batches);
     ended.record(ctx);
     ended.wait();
     EvalRecord record;
@@ -457,7 +479,8 @@ int train(RunConfig config, int argc, char** argv) {
   std::deque<PendingStep> pending;
   for (int64_t step = 1; step <= steps; ++step) {
     pending.push_back(training.step(step));
-    const bool stop_here = step == steps || due(*config.eval_every, step) || due(*config.save_every, step) || due(*config.sample_every, step);
+    const bool stop_here = step == steps || due(*config.eval_every, step) || due(*config.save_every, step) ||
+                           due(*config.sample_every, step);
     StepRecord last;
     while (pending.size() > (stop_here ? 0 : 1)) {
       last = report(std::move(pending.front()));
@@ -465,8 +488,9 @@ int train(RunConfig config, int argc, char** argv) {
     }
     if (due(*config.eval_every, step) && step < steps) evaluate(last, config.eval_batches);
     if (due(*config.sample_every, step))
-      monitor.note("sample: " + sample_text(ctx, model, training.hooks(), run_memory.sampling, config.seq_len.value(),
-                                            static_cast<uint64_t>(step), on_stories(config)));
+      monitor.note("sample: " + sample_text(ctx, model, training.hooks(), run_memory.sampling,
+                                            config.seq_len.value(), static_cast<uint64_t>(step),
+                                            on_stories(config)));
     if (due(*config.save_every, step) || step == steps)
       write_checkpoint(*files, run, step, ctx, model_config, model.table, training.parameters().weights);
     if (step == steps && with_eval) {
@@ -543,7 +567,8 @@ int sample(const SampleConfig& config) {
   const LoadedModel loaded = load_model(config.directory, config.device, config.dtype);
   const ModelConfig& m = loaded.model->config;
   if (m.vocab_size != byte_tokenizer()->vocab_size())
-    fail(ExitCode::usage, "only models of bytes (vocabulary 256) can print text; this one has a vocabulary of ", m.vocab_size);
+    fail(ExitCode::usage,
+         "only models of bytes (vocabulary 256) can print text; this one has a vocabulary of ", m.vocab_size);
   const Context ctx = loaded.device->context();
   SampleOptions options;
   options.max_tokens = config.max_tokens;
@@ -555,7 +580,8 @@ int sample(const SampleConfig& config) {
   NoGradients gradients;
   const Memory memory = Memory::on(ctx.backend, Sampler::bytes(*loaded.model, 1, m.max_positions));
   const Sampler sampler(*loaded.model, 1, m.max_positions, memory.data());
-  const std::vector<int32_t> ids = sampler.generate(ctx, {weights, gradients}, sample_prompt(config.prompt), options).front();
+  const std::vector<int32_t> ids =
+      sampler.generate(ctx, {weights, gradients}, sample_prompt(config.prompt), options).front();
   std::printf("%s%s\n", config.prompt.c_str(), printable(byte_tokenizer()->decode(ids)).c_str());
   return 0;
 }
@@ -573,13 +599,19 @@ int eval(EvalConfig config) {
   options.seq_len = config.seq_len.value();
   options.vocab_size = m.vocab_size;
   options.shuffle = false;
-  const Dataset dataset = sources.empty() ? Dataset::stories(StorySplit::validation, kValidationStories, options)
-                                          : Dataset::open(sources, options);
-  for (const std::string& warning : dataset.warnings()) std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
+  const Dataset dataset = sources.empty()
+                              ? Dataset::stories(StorySplit::validation, kValidationStories, options)
+                              : Dataset::open(sources, options);
+  for (const std::string& warning : dataset.warnings())
+    std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
 
   const Context ctx = loaded.device->context();
   const int64_t rows = config.micro_batch.value();
-  const WorkShape shape{.batch = rows, .length = options.seq_len, .recompute = Recompute::none, .training = false, .head_rows = 0};
+  const WorkShape shape{.batch = rows,
+                        .length = options.seq_len,
+                        .recompute = Recompute::none,
+                        .training = false,
+                        .head_rows = 0};
   Arena planned;
   take_activations(planned, *loaded.model, shape);
   const Memory memory = Memory::on(ctx.backend, planned.used());
@@ -588,9 +620,11 @@ int eval(EvalConfig config) {
   OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
   NoGradients gradients;
   Feed feed(ctx, dataset, rows);
-  const EvalResult result = evaluate(ctx, *loaded.model, acts, {weights, gradients}, feed, dataset, config.eval_batches);
-  std::printf("%s: validation loss %.6f nats per token over %s tokens (perplexity %.3f)\n", loaded.directory.c_str(), result.loss,
-              grouped(result.target_tokens).c_str(), std::exp(result.loss));
+  const EvalResult result =
+      evaluate_dataset(ctx, *loaded.model, acts, {weights, gradients}, feed, dataset, config.eval_batches);
+  std::printf("%s: validation loss %.6f nats per token over %s tokens (perplexity %.3f)\n",
+              loaded.directory.c_str(), result.loss, grouped(result.target_tokens).c_str(),
+              std::exp(result.loss));
   return 0;
 }
 

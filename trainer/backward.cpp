@@ -44,7 +44,8 @@ void head_backward(const Context& ctx, const Model& model, Activations& acts, Te
                         .with_gradient = true,
                         .bad_target = acts.bad_token});
     matmul_dgrad(ctx, {acts.d_normed.slice(first, rows), logits, matrix, WeightLayout::out_in});
-    matmul_wgrad(ctx, {d_matrix, {}, accumulate || first > 0, logits, input, WeightLayout::out_in, acts.scratch});
+    matmul_wgrad(ctx,
+                 {d_matrix, {}, accumulate || first > 0, logits, input, WeightLayout::out_in, acts.scratch});
   }
   loss_sum(ctx, {acts.loss_sum, acts.target_tokens, acts.losses, targets});
 }
@@ -67,7 +68,8 @@ void recompute(const LayerPass& layer) {
 
 }  // namespace
 
-void backward(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks, double nominal_tokens) {
+void backward(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,
+              double nominal_tokens) {
   const ModelConfig& m = model.config;
   const ParameterTable& table = model.table;
   const int embedding_bucket = ParameterTable::embedding_bucket(), head_bucket = table.head_bucket();
@@ -80,8 +82,8 @@ void backward(const Context& ctx, const Model& model, Activations& acts, LayerHo
   if (m.tied) {
     embedding_target = hooks.grads.begin(embedding_bucket);
     const Tensor matrix = table.embedding(hooks.weights.acquire(embedding_bucket)).token;
-    head_backward(ctx, model, acts, matrix, table.embedding(embedding_target.bucket).token, embedding_target.accumulate,
-                  nominal_tokens);
+    head_backward(ctx, model, acts, matrix, table.embedding(embedding_target.bucket).token,
+                  embedding_target.accumulate, nominal_tokens);
     hooks.weights.release(embedding_bucket);
   } else {
     head_backward(ctx, model, acts, head.lm_head, d_head.lm_head, head_target.accumulate, nominal_tokens);

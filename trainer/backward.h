@@ -9,6 +9,7 @@ namespace kinoe {
 /// After forward(): the head's losses (added to acts.loss_sum and acts.target_tokens) and every gradient, to where
 /// hooks.grads says. The gradients are those of sum(losses) / nominal_tokens; the true number of target tokens is known
 /// only at the end of the step and is applied by the optimizer.
-void backward(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks, double nominal_tokens);
+void backward(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,
+              double nominal_tokens);
 
 }  // namespace kinoe

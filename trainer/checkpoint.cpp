@@ -43,7 +43,9 @@ void widen(FileDType type, const std::vector<char>& from, float* to, size_t coun
         to[i] = type == FileDType::bf16 ? to_float(bf16{bits}) : half_to_float(bits);
       }
       return;
-    default: fail(ExitCode::checkpoint, "weights of type ", name_of(type), " can not be read; expected F32, BF16 or F16");
+    default:
+      fail(ExitCode::checkpoint, "weights of type ", name_of(type),
+           " can not be read; expected F32, BF16 or F16");
   }
 }
 
@@ -92,7 +94,8 @@ std::string write_checkpoint(Files& files, const std::string& run_directory, int
 
 std::string find_checkpoint(Files& files, const std::string& path) {
   if (files.kind(path) != Files::Kind::directory)
-    fail(ExitCode::checkpoint, "'", path, "' is not a directory; expected a run directory or a checkpoint (a directory with config.json)");
+    fail(ExitCode::checkpoint, "'", path,
+         "' is not a directory; expected a run directory or a checkpoint (a directory with config.json)");
   if (files.kind(join_path(path, "config.json")) == Files::Kind::file) return path;
   const std::string checkpoints = join_path(path, "checkpoints");
   const std::vector<std::string> names = finished(files, checkpoints);
@@ -107,18 +110,21 @@ void read_weights(Files& files, const std::string& directory, const ParameterTab
   std::vector<std::string> missing, extra, different;
   for (const TensorPlace& tensor : reader.tensors()) {
     const auto same = [&](const Parameter& p) { return p.name == tensor.info.name; };
-    if (std::none_of(table.parameters().begin(), table.parameters().end(), same)) extra.push_back(tensor.info.name);
+    if (std::none_of(table.parameters().begin(), table.parameters().end(), same))
+      extra.push_back(tensor.info.name);
   }
   for (const Parameter& p : table.parameters()) {
     const TensorPlace* tensor = reader.find(p.name);
     if (tensor == nullptr)
       missing.push_back(p.name);
     else if (tensor->info.shape != p.shape)
-      different.push_back(cat(p.name, " ", shape_text(tensor->info.shape), " instead of ", shape_text(p.shape)));
+      different.push_back(
+          cat(p.name, " ", shape_text(tensor->info.shape), " instead of ", shape_text(p.shape)));
   }
   if (!missing.empty() || !extra.empty() || !different.empty())
     fail(ExitCode::checkpoint, "the weights in '", directory, "' do not fit its config.json",
-         listed("missing", missing), listed("not known to the model", extra), listed("of another shape", different));
+         listed("missing", missing), listed("not known to the model", extra),
+         listed("of another shape", different));
 
   std::fill_n(flat, table.flat_size(), 0.0F);
   std::vector<char> block;
@@ -134,7 +140,8 @@ void read_weights(Files& files, const std::string& directory, const ParameterTab
       float* to = flat + p.offset + first;
       widen(tensor.info.dtype, block, to, count);
       if (!std::all_of(to, to + count, [](float x) { return std::isfinite(x); }))
-        fail(ExitCode::checkpoint, "tensor ", p.name, " in '", directory, "' holds NaN or infinity; use an earlier checkpoint");
+        fail(ExitCode::checkpoint, "tensor ", p.name, " in '", directory,
+             "' holds NaN or infinity; use an earlier checkpoint");
     }
   }
 }

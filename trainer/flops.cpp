@@ -15,9 +15,8 @@ TokenFlops training_flops(const ModelConfig& m, int64_t length) {
                        product(fc, m.hidden) + product(m.hidden, m.ffn);
   const double linear = static_cast<double>(m.layers) * layer + product(m.vocab_size, m.hidden);
   const auto t = static_cast<double>(length);
-  const double causal =
-      static_cast<double>(m.layers) *
-      attention_forward_cost(1, length, m.heads, m.kv_heads, m.head_dim, 1).flops / t;
+  const double causal = static_cast<double>(m.layers) *
+                        attention_forward_cost(1, length, m.heads, m.kv_heads, m.head_dim, 1).flops / t;
   const double full = causal * 2.0 * t / (t + 1.0);  // T^2 pairs instead of T (T + 1) / 2
   return {3.0 * (linear + causal), 3.0 * (linear + full)};
 }

@@ -22,8 +22,8 @@ struct TokenFlops {
 TokenFlops training_flops(const ModelConfig& config, int64_t length);
 
 struct Peak {
-  double flops = 0;     // per second, dense
-  std::string source;   // what is being divided by, for the reader
+  double flops = 0;    // per second, dense
+  std::string source;  // what is being divided by, for the reader
 };
 
 /// By the name the driver gives; absent when the GPU is not in the table: the figure is then "unknown".

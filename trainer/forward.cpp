@@ -79,12 +79,13 @@ void forward(const Context& ctx, const Model& model, Activations& acts, LayerHoo
 
   const int embedding_bucket = ParameterTable::embedding_bucket();
   const EmbeddingTensors embedding = table.embedding(hooks.weights.acquire(embedding_bucket));
-  embedding_forward(ctx, {.out = acts.layers[0].residual1.view({acts.shape.batch, acts.shape.length, model.config.hidden}),
-                          .tokens = acts.batch.tokens,
-                          .token_table = embedding.token,
-                          .position_table = embedding.position,
-                          .vocab_size = model.config.vocab_size,
-                          .bad_token = acts.bad_token});
+  embedding_forward(
+      ctx, {.out = acts.layers[0].residual1.view({acts.shape.batch, acts.shape.length, model.config.hidden}),
+            .tokens = acts.batch.tokens,
+            .token_table = embedding.token,
+            .position_table = embedding.position,
+            .vocab_size = model.config.vocab_size,
+            .bad_token = acts.bad_token});
   hooks.weights.release(embedding_bucket);
 
   Tensor stream = acts.layers[0].residual1;
@@ -161,8 +162,8 @@ void head_loss(const Context& ctx, const Model& model, Activations& acts, LayerH
 Tensor head_logits(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,
                    const std::vector<int64_t>& rows) {
   const auto count = static_cast<int64_t>(rows.size());
-  CHECK(count <= acts.shape.head_rows && count <= acts.branch.rows(), count, " rows of logits asked for, room for ",
-        acts.shape.head_rows);
+  CHECK(count <= acts.shape.head_rows && count <= acts.branch.rows(), count,
+        " rows of logits asked for, room for ", acts.shape.head_rows);
   for (int64_t i = 0; i < count; ++i) {
     const Tensor to = acts.branch.slice(i, 1), from = acts.normed.slice(rows[static_cast<size_t>(i)], 1);
     copy(ctx, to.data, from.data, to.bytes());

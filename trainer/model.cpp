@@ -20,10 +20,11 @@ size_t largest_scratch(const Model& model, const WorkShape& shape) {
   const Backend on = model.backend;
   const int64_t n = shape.batch * shape.length;
   const int64_t widest = std::max({m.qkv_rows(), m.hidden, m.mlp == MlpKind::swiglu ? 2 * m.ffn : m.ffn});
-  return std::max({norm_backward_scratch_bytes(on, n, m.hidden), embedding_backward_scratch_bytes(on, n, m.hidden, m.vocab_size),
+  return std::max({norm_backward_scratch_bytes(on, n, m.hidden),
+                   embedding_backward_scratch_bytes(on, n, m.hidden, m.vocab_size),
                    matmul_wgrad_scratch_bytes(on, n, widest, true),
-                   attention_backward_scratch_bytes(on, model.dtype, shape.batch, shape.length, m.heads, m.kv_heads,
-                                                    m.head_dim)});
+                   attention_backward_scratch_bytes(on, model.dtype, shape.batch, shape.length, m.heads,
+                                                    m.kv_heads, m.head_dim)});
 }
 
 }  // namespace
@@ -53,12 +54,15 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
   const int64_t b = shape.batch, t = shape.length, n = b * t, c = m.hidden, f = m.ffn;
   const int64_t fc_width = m.mlp == MlpKind::swiglu ? 2 * f : f;
   const bool layernorm = m.norm == NormKind::layernorm;
+  const char* kept_group = shape.training ? "activations" : "evaluation";
+  const char* logits_group = shape.training ? "logits" : kept_group;
+  const char* scratch_group = shape.training ? "scratch" : kept_group;
   Activations a;
   a.shape = shape;
   if (a.shape.head_rows == 0) a.shape.head_rows = std::min(n, default_head_rows(model.backend));
 
-  a.batch.tokens = arena.take("batch", DType::i32, {b, t});
-  a.batch.targets = arena.take("batch", DType::i32, {b, t});
+  a.batch.tokens = arena.take(kept_group, DType::i32, {b, t});
+  a.batch.targets = arena.take(kept_group, DType::i32, {b, t});
 
   // Tensors that are recomputed, or that only a forward pass passes through, exist once for all layers.
   const bool keep_light = shape.training && shape.recompute == Recompute::none;
@@ -67,11 +71,12 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
   LayerActivations shared;
   for (int64_t l = 0; l < m.layers; ++l) {
     LayerActivations x;
-    const auto take = [&](bool kept, Tensor LayerActivations::*member, DType dtype, std::initializer_list<int64_t> dims) {
+    const auto take = [&](bool kept, Tensor LayerActivations::*member, DType dtype,
+                          std::initializer_list<int64_t> dims) {
       if (!kept && l > 0) {
         x.*member = shared.*member;
       } else {
-        x.*member = arena.take("activations", dtype, dims);
+        x.*member = arena.take(kept_group, dtype, dims);
         shared.*member = x.*member;
       }
     };
@@ -91,13 +96,13 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
     take(keep_light, &L::activated, type, {n, f});
     a.layers.push_back(x);
   }
-  a.branch = arena.take("activations", type, {n, c});
-  a.residual = arena.take("activations", type, {n, c});
-  if (layernorm) a.mean = arena.take("activations", stat, {n});
-  a.rstd = arena.take("activations", stat, {n});
-  a.normed = arena.take("activations", type, {n, c});
-  a.logits = arena.take("logits", type, {a.shape.head_rows, m.padded_vocab()});
-  a.losses = arena.take("activations", stat, {n});
+  a.branch = arena.take(kept_group, type, {n, c});
+  a.residual = arena.take(kept_group, type, {n, c});
+  if (layernorm) a.mean = arena.take(kept_group, stat, {n});
+  a.rstd = arena.take(kept_group, stat, {n});
+  a.normed = arena.take(kept_group, type, {n, c});
+  a.logits = arena.take(logits_group, type, {a.shape.head_rows, m.padded_vocab()});
+  a.losses = arena.take(kept_group, stat, {n});
 
   if (shape.training) {
     a.d_residual = arena.take("activation gradients", type, {n, c});
@@ -108,9 +113,10 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
     a.d_fc = arena.take("activation gradients", type, {n, fc_width});
   }
   const size_t scratch = shape.training ? largest_scratch(model, shape) : 0;
-  if (scratch > 0) a.scratch = arena.take("scratch", DType::i32, {static_cast<int64_t>((scratch + 3) / 4)});
+  if (scratch > 0)
+    a.scratch = arena.take(scratch_group, DType::i32, {static_cast<int64_t>((scratch + 3) / 4)});
 
-  a.state = arena.take("scratch", DType::i32, {sizeof(StepState) / 4});
+  a.state = arena.take(scratch_group, DType::i32, {sizeof(StepState) / 4});
   const auto field = [&](size_t offset, DType dtype) {
     return Tensor(a.state ? static_cast<char*>(a.state.data) + offset : nullptr, dtype, {1});
   };

@@ -25,8 +25,8 @@ struct Model {
   ModelConfig config;
   ParameterTable table;
   Backend backend;
-  DType dtype;          // of weights and activations: fp32, bf16 on the GPU, fp64 in tests
-  Tensor rope_table;    // [max_positions, D]; absent with learned positions
+  DType dtype;        // of weights and activations: fp32, bf16 on the GPU, fp64 in tests
+  Tensor rope_table;  // [max_positions, D]; absent with learned positions
 
   /// Statistics, losses and gradients: fp32, or fp64 when everything is.
   [[nodiscard]] DType accumulator() const { return dtype == DType::f64 ? DType::f64 : DType::f32; }
@@ -46,8 +46,8 @@ struct DeviceBatch {
 };
 
 struct WorkShape {
-  int64_t batch = 0;      // sequences B of a micro-batch
-  int64_t length = 0;     // tokens T of a sequence
+  int64_t batch = 0;   // sequences B of a micro-batch
+  int64_t length = 0;  // tokens T of a sequence
   Recompute recompute = Recompute::none;
   bool training = true;   // false: forward only, layers share their buffers
   int64_t head_rows = 0;  // rows of logits in memory at a time; 0: a default that depends on the shapes alone
@@ -55,45 +55,45 @@ struct WorkShape {
 
 /// Kept from forward to backward, per layer. N = B * T.
 struct LayerActivations {
-  Tensor residual1;    // [N, C] the stream that enters the layer
-  Tensor mean1, rstd1; // [N]
-  Tensor normed1;      // [N, C]
-  Tensor qkv;          // [B, T, (H + 2 Hkv) D] after RoPE
-  Tensor attention;    // [B, T, H D]
-  Tensor lse;          // [B, H, T]
-  Tensor residual2;    // [N, C] the stream between attention and MLP
+  Tensor residual1;     // [N, C] the stream that enters the layer
+  Tensor mean1, rstd1;  // [N]
+  Tensor normed1;       // [N, C]
+  Tensor qkv;           // [B, T, (H + 2 Hkv) D] after RoPE
+  Tensor attention;     // [B, T, H D]
+  Tensor lse;           // [B, H, T]
+  Tensor residual2;     // [N, C] the stream between attention and MLP
   Tensor mean2, rstd2;
-  Tensor normed2;      // [N, C]
-  Tensor fc;           // [N, F], or [N, 2 F] gate | up
-  Tensor activated;    // [N, F]
+  Tensor normed2;    // [N, C]
+  Tensor fc;         // [N, F], or [N, 2 F] gate | up
+  Tensor activated;  // [N, F]
 };
 
 struct Activations {
   WorkShape shape;
   DeviceBatch batch;
   std::vector<LayerActivations> layers;
-  Tensor branch;            // [N, C] what a half-layer adds to the stream; read by the next norm
-  Tensor residual;          // [N, C] after the last layer
-  Tensor mean, rstd;        // [N] of the final norm
-  Tensor normed;            // [N, C] input of the head
-  Tensor logits;            // [head_rows, padded vocabulary]
-  Tensor losses;            // [N] fp32
+  Tensor branch;      // [N, C] what a half-layer adds to the stream; read by the next norm
+  Tensor residual;    // [N, C] after the last layer
+  Tensor mean, rstd;  // [N] of the final norm
+  Tensor normed;      // [N, C] input of the head
+  Tensor logits;      // [head_rows, padded vocabulary]
+  Tensor losses;      // [N] fp32
 
   // Gradients, training only.
-  Tensor d_residual;        // [N, C]
-  Tensor d_normed;          // [N, C]
-  Tensor d_attention;       // [B, T, H D]
-  Tensor d_qkv;             // [B, T, (H + 2 Hkv) D]
-  Tensor d_activated;       // [N, F]
-  Tensor d_fc;              // [N, F] or [N, 2 F]
+  Tensor d_residual;   // [N, C]
+  Tensor d_normed;     // [N, C]
+  Tensor d_attention;  // [B, T, H D]
+  Tensor d_qkv;        // [B, T, (H + 2 Hkv) D]
+  Tensor d_activated;  // [N, F]
+  Tensor d_fc;         // [N, F] or [N, 2 F]
 
-  Tensor scratch;           // the largest any operation needs
+  Tensor scratch;  // the largest any operation needs
 
-  Tensor state;             // one StepState (kernels/adamw.h): sums over the micro-batches of a step and what
-                            // the device decides from them
-  Tensor loss_sum;          // [1] fp64, in state
-  Tensor target_tokens;     // [1] int64, in state
-  Tensor bad_token;         // [1] int64, in state
+  Tensor state;          // one StepState (kernels/adamw.h): sums over the micro-batches of a step and what
+                         // the device decides from them
+  Tensor loss_sum;       // [1] fp64, in state
+  Tensor target_tokens;  // [1] int64, in state
+  Tensor bad_token;      // [1] int64, in state
 };
 
 Activations take_activations(Arena& arena, const Model& model, const WorkShape& shape);

@@ -20,7 +20,8 @@ class OneRankWeights : public WeightHooks {
 /// The first micro-batch of a step overwrites, the others add.
 class OneRankGradients : public GradientHooks {
  public:
-  OneRankGradients(const ParameterTable& table, const Tensor& gradients) : table_(table), gradients_(gradients) {}
+  OneRankGradients(const ParameterTable& table, const Tensor& gradients)
+      : table_(table), gradients_(gradients) {}
   void begin_micro_batch(bool first_of_step) { first_ = first_of_step; }
   GradientTarget begin(int bucket) override { return {table_.bucket(gradients_, bucket), !first_}; }
   void ready(int) override {}

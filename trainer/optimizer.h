@@ -10,8 +10,8 @@ struct OptimizerSettings {
   float beta2 = 0.95F;
   float eps = 1e-8F;
   float weight_decay = 0.1F;
-  double grad_clip = 1.0;        // 0: none
-  DType moments = DType::f32;    // or bf16, rounded stochastically
+  double grad_clip = 1.0;      // 0: none
+  DType moments = DType::f32;  // or bf16, rounded stochastically
   uint64_t seed = 0;
 };
 
@@ -41,7 +41,8 @@ class Optimizer {
 
   /// The update of one step from the gradients of all its micro-batches; `acts.state` holds the reduced loss. Decides on the device
   /// whether the step is applied. `update` counts from 1.
-  void update(const Context& ctx, const Activations& acts, double lr, int64_t update, double nominal_tokens) const;
+  void update(const Context& ctx, const Activations& acts, double lr, int64_t update,
+              double nominal_tokens) const;
 
  private:
   const Model& model_;

@@ -34,7 +34,8 @@ struct Initial {
 /// Lays tensors one behind the other and remembers where they went.
 class Layout {
  public:
-  Layout(std::vector<Parameter>& parameters, std::vector<Bucket>& buckets) : parameters_(parameters), buckets_(buckets) {}
+  Layout(std::vector<Parameter>& parameters, std::vector<Bucket>& buckets)
+      : parameters_(parameters), buckets_(buckets) {}
 
   void begin(std::string name) { buckets_.push_back({std::move(name), position_, 0}); }
   void end() {
@@ -45,8 +46,8 @@ class Layout {
   /// A tensor of a bucket's view made of one or more consecutive file tensors. `memory_shape` may be larger than the
   /// parts together: the rest is padding (the vocabulary's).
   template <class Views>
-  void add(std::vector<Placement<Views>>& placements, Tensor Views::*member, const std::vector<int64_t>& memory_shape,
-           const std::vector<Part>& parts, Initial initial) {
+  void add(std::vector<Placement<Views>>& placements, Tensor Views::*member,
+           const std::vector<int64_t>& memory_shape, const std::vector<Part>& parts, Initial initial) {
     position_ = round_up(position_, kTensorAlignment);
     placements.push_back({member, position_ - buckets_.back().offset, memory_shape});
     int64_t offset = position_;
@@ -84,17 +85,27 @@ struct Names {
 
 Names names_of(const ModelConfig& config) {
   if (config.family == Family::gpt2)
-    return {"transformer.wte", "transformer.wpe", "transformer.h.",    "transformer.ln_f", "lm_head",
-            "ln_1",            "ln_2",            "attn.c_proj",       "mlp.c_fc",         "mlp.c_proj"};
-  return {"model.embed_tokens", "",                         "model.layers.",     "model.norm", "lm_head",
-          "input_layernorm",    "post_attention_layernorm", "self_attn.o_proj", "",           "mlp.down_proj"};
+    return {
+        "transformer.wte", "transformer.wpe", "transformer.h.", "transformer.ln_f", "lm_head", "ln_1", "ln_2",
+        "attn.c_proj",     "mlp.c_fc",        "mlp.c_proj"};
+  return {"model.embed_tokens",
+          "",
+          "model.layers.",
+          "model.norm",
+          "lm_head",
+          "input_layernorm",
+          "post_attention_layernorm",
+          "self_attn.o_proj",
+          "",
+          "mlp.down_proj"};
 }
 
 template <class Views>
 Views views_of(const std::vector<Placement<Views>>& placements, const Tensor& bucket) {
   Views views;
   for (const Placement<Views>& p : placements) {
-    Tensor t(static_cast<char*>(bucket.data) + static_cast<size_t>(p.offset) * size_of(bucket.dtype), bucket.dtype, {});
+    Tensor t(static_cast<char*>(bucket.data) + static_cast<size_t>(p.offset) * size_of(bucket.dtype),
+             bucket.dtype, {});
     for (const int64_t n : p.shape) t.dims[static_cast<size_t>(t.ndim++)] = n;
     views.*p.member = t;
   }
@@ -139,17 +150,21 @@ ParameterTable::ParameterTable(const ModelConfig& config) {
     norm(placed, &LayerTensors::norm1_weight, &LayerTensors::norm1_bias, at + names.norm1);
 
     if (gpt2) {
-      layout.add(placed, &LayerTensors::qkv_weight, matrix(3 * c, c), {{at + "attn.c_attn.weight", matrix(3 * c, c)}}, normal);
+      layout.add(placed, &LayerTensors::qkv_weight, matrix(3 * c, c),
+                 {{at + "attn.c_attn.weight", matrix(3 * c, c)}}, normal);
       layout.add(placed, &LayerTensors::qkv_bias, {3 * c}, {{at + "attn.c_attn.bias", {3 * c}}}, zeros);
     } else {
       const std::string a = at + "self_attn.";
-      layout.add(placed, &LayerTensors::qkv_weight, {q + 2 * kv, c},
-                 {{a + "q_proj.weight", {q, c}}, {a + "k_proj.weight", {kv, c}}, {a + "v_proj.weight", {kv, c}}}, normal);
+      layout.add(
+          placed, &LayerTensors::qkv_weight, {q + 2 * kv, c},
+          {{a + "q_proj.weight", {q, c}}, {a + "k_proj.weight", {kv, c}}, {a + "v_proj.weight", {kv, c}}},
+          normal);
       if (config.qkv_bias)
         layout.add(placed, &LayerTensors::qkv_bias, {q + 2 * kv},
                    {{a + "q_proj.bias", {q}}, {a + "k_proj.bias", {kv}}, {a + "v_proj.bias", {kv}}}, zeros);
     }
-    layout.add(placed, &LayerTensors::out_weight, matrix(c, q), {{at + names.out + ".weight", matrix(c, q)}}, residual);
+    layout.add(placed, &LayerTensors::out_weight, matrix(c, q), {{at + names.out + ".weight", matrix(c, q)}},
+               residual);
     if (config.output_bias)
       layout.add(placed, &LayerTensors::out_bias, {c}, {{at + names.out + ".bias", {c}}}, zeros);
 
@@ -159,12 +174,16 @@ ParameterTable::ParameterTable(const ModelConfig& config) {
       layout.add(placed, &LayerTensors::fc_weight, {2 * f, c},
                  {{m + "gate_proj.weight", {f, c}}, {m + "up_proj.weight", {f, c}}}, normal);
       if (config.mlp_bias)
-        layout.add(placed, &LayerTensors::fc_bias, {2 * f}, {{m + "gate_proj.bias", {f}}, {m + "up_proj.bias", {f}}}, zeros);
+        layout.add(placed, &LayerTensors::fc_bias, {2 * f},
+                   {{m + "gate_proj.bias", {f}}, {m + "up_proj.bias", {f}}}, zeros);
     } else {
-      layout.add(placed, &LayerTensors::fc_weight, matrix(f, c), {{at + names.fc + ".weight", matrix(f, c)}}, normal);
-      if (config.mlp_bias) layout.add(placed, &LayerTensors::fc_bias, {f}, {{at + names.fc + ".bias", {f}}}, zeros);
+      layout.add(placed, &LayerTensors::fc_weight, matrix(f, c), {{at + names.fc + ".weight", matrix(f, c)}},
+                 normal);
+      if (config.mlp_bias)
+        layout.add(placed, &LayerTensors::fc_bias, {f}, {{at + names.fc + ".bias", {f}}}, zeros);
     }
-    layout.add(placed, &LayerTensors::proj_weight, matrix(c, f), {{at + names.proj + ".weight", matrix(c, f)}}, residual);
+    layout.add(placed, &LayerTensors::proj_weight, matrix(c, f),
+               {{at + names.proj + ".weight", matrix(c, f)}}, residual);
     if (config.mlp_bias)
       layout.add(placed, &LayerTensors::proj_bias, {c}, {{at + names.proj + ".bias", {c}}}, zeros);
     layout.end();
@@ -185,7 +204,9 @@ Tensor ParameterTable::bucket(const Tensor& flat, int index) const {
   return flat.slice(b.offset, b.size);
 }
 
-EmbeddingTensors ParameterTable::embedding(const Tensor& bucket) const { return views_of(embedding_, bucket); }
+EmbeddingTensors ParameterTable::embedding(const Tensor& bucket) const {
+  return views_of(embedding_, bucket);
+}
 LayerTensors ParameterTable::layer(const Tensor& bucket) const { return views_of(layer_, bucket); }
 HeadTensors ParameterTable::head(const Tensor& bucket) const { return views_of(head_, bucket); }
 
@@ -229,7 +250,8 @@ void initialize(const ParameterTable& table, uint64_t seed, float* flat) {
     const int64_t pieces = (p.size + kChunk - 1) / kChunk;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < pieces; ++i)
-      initial_values(p, seed, i * kChunk, std::min(kChunk, p.size - i * kChunk), flat + p.offset + i * kChunk);
+      initial_values(p, seed, i * kChunk, std::min(kChunk, p.size - i * kChunk),
+                     flat + p.offset + i * kChunk);
   }
 }
 

@@ -21,23 +21,23 @@ struct Parameter {
   std::vector<int64_t> shape;  // as in the files, without padding
   double init_std = 0;         // normal with this deviation; when 0 every element is init_value
   float init_value = 0;
-  bool decay = false;          // matrices decay; norms and biases do not
+  bool decay = false;  // matrices decay; norms and biases do not
   int bucket = 0;
-  int64_t offset = 0;          // of its first element in the flat range
+  int64_t offset = 0;  // of its first element in the flat range
   int64_t size = 0;
-  uint64_t key = 0;            // stable_key(name)
+  uint64_t key = 0;  // stable_key(name)
 };
 
 struct Bucket {
   std::string name;
   int64_t offset = 0;
-  int64_t size = 0;            // a multiple of kChunk
+  int64_t size = 0;  // a multiple of kChunk
 };
 
 /// Views of one bucket, in the shapes the operations want. Absent tensors: the family has none.
 struct EmbeddingTensors {
-  Tensor position;      // [max_positions, C]
-  Tensor token;         // [padded vocabulary, C]
+  Tensor position;  // [max_positions, C]
+  Tensor token;     // [padded vocabulary, C]
 };
 struct LayerTensors {
   Tensor norm1_weight, norm1_bias;  // [C]
@@ -52,8 +52,8 @@ struct LayerTensors {
   Tensor proj_bias;                 // [C]
 };
 struct HeadTensors {
-  Tensor norm_weight, norm_bias;    // [C]
-  Tensor lm_head;                   // [padded vocabulary, C]; absent when tied
+  Tensor norm_weight, norm_bias;  // [C]
+  Tensor lm_head;                 // [padded vocabulary, C]; absent when tied
 };
 
 /// Where a member of a bucket's view lies, relative to the bucket.

@@ -14,7 +14,8 @@ namespace {
 constexpr int64_t kLengthStep = 32;
 
 WorkShape work_shape(int64_t count, int64_t length) {
-  return {.batch = count, .length = length, .recompute = Recompute::none, .training = false, .head_rows = count};
+  return {
+      .batch = count, .length = length, .recompute = Recompute::none, .training = false, .head_rows = count};
 }
 
 std::vector<float> to_host(const Context& ctx, const Tensor& logits) {
@@ -50,9 +51,11 @@ int32_t pick_token(const float* logits, int64_t vocab_size, const SampleOptions&
   if (!all) {
     std::vector<int32_t> order(p.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int32_t a, int32_t b) { return p[static_cast<size_t>(a)] > p[static_cast<size_t>(b)]; });
-    size_t keep = options.top_k == 0 ? order.size() : std::min(order.size(), static_cast<size_t>(options.top_k));
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      return p[static_cast<size_t>(a)] > p[static_cast<size_t>(b)];
+    });
+    size_t keep =
+        options.top_k == 0 ? order.size() : std::min(order.size(), static_cast<size_t>(options.top_k));
     const double total = std::accumulate(p.begin(), p.end(), 0.0);
     double sum = 0;
     for (size_t i = 0; i < keep; ++i) {
@@ -102,7 +105,7 @@ std::vector<std::vector<int32_t>> Sampler::generate(
         const auto at = static_cast<size_t>(total - seen + i);
         // A row that has ended repeats its last token; nobody reads what follows.
         const std::vector<int32_t>& mine = fresh[r];
-        const int32_t token = at < prompt.size()                ? prompt[at]
+        const int32_t token = at < prompt.size()                 ? prompt[at]
                               : at - prompt.size() < mine.size() ? mine[at - prompt.size()]
                                                                  : mine.back();
         tokens[r * static_cast<size_t>(length) + static_cast<size_t>(i)] = token;
