@@ -1,0 +1,163 @@
+# Kinoe's build. What is on this machine is found by compiling a few lines (scripts/probe.sh) and remembered in
+# build/probe.mk.
+#
+#   make           ./train_gpt with everything this machine can build: CUDA where there is nvcc
+#   make demo      installs what is missing, builds, trains a small GPT and shows what it learned
+#   make test      installs what is missing, builds, runs all tests
+#   make lint      formatting, clang-tidy, layers, scripts; warnings are errors
+#   make clean     removes build/ and ./train_gpt
+#
+#   CUDA=0 MPI=0   leave that out, even where it is found        CUDA=1   fail when it is not found
+#   SAN=1          address and undefined-behaviour sanitizers, in build/asan; CPU only
+#   WERROR=1       warnings are errors (a register spill of a CUDA kernel is a warning)
+#   V=1            show the commands
+#   CXX NVCC MPICXX CPPFLAGS CXXFLAGS NVCCFLAGS LDFLAGS are obeyed.
+#
+# The targets above call make again for `binary` and `tests`, so that setting up comes before probing and all cores
+# are used without -j.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
+export CXX NVCC MPICXX CPPFLAGS LDFLAGS MPI
+Q := $(if $(V),,@)
+
+# ---------------------------------------------------------------------------------------------- targets
+.PHONY: all demo test lint clean binary tests run-demo run-tests
+PARALLEL = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
+
+all:
+	@$(MAKE) $(PARALLEL) binary
+
+# Where there is nvcc but no GPU, compiling kernels that nothing here can run would only cost minutes.
+HOST_ONLY = $(if $(CUDA),,$(shell [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1 || echo CUDA=0))
+
+demo:
+	@scripts/setup.sh
+	@$(MAKE) $(PARALLEL) $(HOST_ONLY) run-demo
+
+test:
+	@scripts/setup.sh
+	@$(MAKE) $(PARALLEL) $(HOST_ONLY) run-tests
+
+lint:
+	@scripts/setup.sh --lint
+	@scripts/lint.sh
+
+clean:
+	rm -rf build train_gpt compile_commands.json
+
+# ---------------------------------------------------------------------------------------------- building
+ifneq ($(filter binary tests run-demo run-tests,$(MAKECMDGOALS)),)
+
+include build/probe.mk
+# Looked at again when the compilers change, or when the tests want a GoogleTest that was not there.
+ifndef MAKE_RESTARTS
+ifneq ($(PROBE_KEY),$(shell scripts/probe.sh --key))
+.PHONY: build/probe.mk
+endif
+ifneq ($(filter tests run-tests,$(MAKECMDGOALS)),)
+ifneq ($(HAVE_GTEST),1)
+.PHONY: build/probe.mk
+endif
+endif
+endif
+build/probe.mk: scripts/probe.sh
+	@scripts/probe.sh $@
+
+CUDA_SOURCES := $(wildcard kernels/*.cu kernels/common/*.cu)
+CUDA_FOUND := $(and $(HAVE_NVCC),$(HAVE_CUBLASLT),$(CUDA_SOURCES))
+ifeq ($(CUDA)$(CUDA_FOUND),1)
+$(error CUDA=1, but nvcc with cuBLASLt was not found: put nvcc on the PATH, or give NVCC=/path/to/nvcc)
+endif
+USE_CUDA := $(if $(or $(filter 0,$(CUDA)),$(SAN)),,$(CUDA_FOUND))
+
+VARIANT := $(if $(SAN),asan,$(if $(USE_CUDA),cuda,host))
+B := build/$(VARIANT)
+
+# The fallback of an optional part is compiled where the part is not.
+SOURCES := $(wildcard kernels/*.cpp kernels/common/*.cpp dataloader/*.cpp trainer/*.cpp)
+SOURCES := $(filter-out $(if $(USE_CUDA),%_cuda_fallback.cpp),$(SOURCES))
+TEST_SOURCES := $(wildcard test/*.cpp)
+
+OBJECTS := $(SOURCES:%.cpp=$B/%.o) $(if $(USE_CUDA),$(CUDA_SOURCES:%.cu=$B/%.cu.o))
+TEST_OBJECTS := $(TEST_SOURCES:%.cpp=$B/%.o)
+
+OPTIMIZE := -O3
+ifdef SAN
+OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+# Resolvers of cloned functions run before the sanitizer does.
+DEFINES := -DKINOE_NO_SIMD
+endif
+DEFINES += -DKINOE_WITH_CUDA=$(if $(USE_CUDA),1,0)
+WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow $(if $(WERROR),-Werror)
+COMPILE := $(CXX) -std=c++20 $(OPTIMIZE) -fno-math-errno -fno-trapping-math -fopenmp -I. $(DEFINES) $(WARNINGS) $(CPPFLAGS) $(CXXFLAGS)
+# The tests' own code is run once: optimizing it less saves more time than it costs.
+COMPILE_TEST := $(COMPILE:-O3=-O1)
+comma := ,
+COMPILE_CUDA := $(NVCC) -ccbin $(CXX) -std=c++20 -O3 $(NVCC_ARCH) --threads 3 --expt-relaxed-constexpr -lineinfo \
+  -Xptxas=--warn-on-spills $(if $(WERROR),-Werror all-warnings) -I. $(DEFINES) \
+  $(patsubst %,-Xcompiler=%,-fopenmp $(WARNINGS)) $(CPPFLAGS) $(NVCCFLAGS)
+
+LIBS := -lxxhash -lpthread
+CUDA_LIB_DIRS := $(wildcard $(addprefix $(realpath $(dir $(NVCC))..)/,lib64 lib))
+# nvcc knows where its libraries are; the run path spares the user LD_LIBRARY_PATH.
+LINK := $(if $(USE_CUDA),$(NVCC) -ccbin $(CXX) -Xcompiler=-fopenmp $(patsubst %,-Xlinker=-rpath=%,$(firstword $(CUDA_LIB_DIRS))) $(addprefix -Xcompiler=,$(LDFLAGS)),$(CXX) $(OPTIMIZE) -fopenmp $(LDFLAGS))
+LIBS += $(if $(USE_CUDA),-lcublasLt -ldl)
+
+binary: $B/train_gpt
+	@$(if $(SAN),true,cmp -s $< train_gpt || { rm -f train_gpt; ln $< train_gpt 2>/dev/null || cp $< train_gpt; })
+	@echo "built $(if $(SAN),$<,./train_gpt): $(if $(USE_CUDA),CUDA for sm_80$(comma) sm_90a and later,CPU only)"
+
+tests: $B/kinoe_tests
+
+run-demo: binary
+	@scripts/demo.sh
+
+run-tests: binary tests
+	@KINOE_BINARY=$(CURDIR)/$B/train_gpt $(if $(SAN),KINOE_SANITIZE=1) scripts/run_tests.sh $B/kinoe_tests
+
+$B/train_gpt: $B/train_gpt.o $(OBJECTS) $B/link.command
+	@echo "  LINK  $@"
+	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
+
+$B/kinoe_tests: $(TEST_OBJECTS) $(OBJECTS) $B/link.command
+	$(if $(HAVE_GTEST),,$(error GoogleTest 1.12 or newer was not found: run scripts/setup.sh))
+	@echo "  LINK  $@"
+	$(Q)$(LINK) $(filter %.o,$^) -lgtest -lgtest_main $(LIBS) -o $@
+
+$B/%.o: %.cpp $B/compile.command
+	@echo "  C++   $<"
+	@mkdir -p $(@D)
+	$(Q)$(COMPILE) -MMD -MP -c $< -o $@
+
+$B/test/%.o: test/%.cpp $B/compile.command
+	@echo "  C++   $<"
+	@mkdir -p $(@D)
+	$(Q)$(COMPILE_TEST) -MMD -MP -c $< -o $@
+
+# main() is host code whatever its name says; it is compiled the same way with and without nvcc.
+$B/train_gpt.o: train_gpt.cu $B/compile.command
+	@echo "  C++   $<"
+	$(Q)$(COMPILE) -MMD -MP -x c++ -c $< -o $@
+
+$B/%.cu.o: %.cu $B/compile.command
+	@echo "  CUDA  $<"
+	@mkdir -p $(@D)
+	$(Q)$(COMPILE_CUDA) -MMD -MP -c $< -o $@
+
+# Files that hold a command line, rewritten when it changes: what depends on them is then made again.
+$B/compile.command: COMMAND = $(COMPILE) $(if $(USE_CUDA),$(COMPILE_CUDA))
+$B/link.command: COMMAND = $(LINK) $(LIBS) $(OBJECTS) $(TEST_OBJECTS)
+$B/%.command: FORCE
+	@mkdir -p $(@D)
+	@echo '$(COMMAND)' | cmp -s - $@ || echo '$(COMMAND)' >$@
+.PHONY: FORCE
+
+-include $(patsubst %.o,%.d,$(OBJECTS) $(TEST_OBJECTS) $B/train_gpt.o)
+
+endif
