@@ -16,6 +16,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -429,6 +430,41 @@ inline void expect_same_bits(const std::string& name, const TensorOn& actual, co
                     << actual.values()[element] << " and " << expected.values()[element];
       return;
     }
+}
+
+/// Calls run() with 1, 2, 3 and 5 threads; the bytes it returns must not depend on their number. Only sizes above
+/// kParallelWork elements say something.
+inline void expect_independent_of_threads(const std::string& name,
+                                          const std::function<std::vector<char>()>& run) {
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(1);
+  const std::vector<char> one = run();
+  for (const int threads : {2, 3, 5}) {
+    omp_set_num_threads(threads);
+    EXPECT_TRUE(run() == one) << name << ": other bits with " << threads << " threads";
+  }
+  omp_set_num_threads(before);
+}
+
+/// The bytes of several tensors, one after the other.
+inline std::vector<char> bytes_of(const std::vector<TensorOn>& tensors) {
+  std::vector<char> all;
+  for (const TensorOn& t : tensors) {
+    const std::vector<char> bytes = t.bytes();
+    all.insert(all.end(), bytes.begin(), bytes.end());
+  }
+  return all;
+}
+
+/// `run` must fail as a bug of the program whose message contains `words`.
+inline void expect_rejected(const std::string& words, const std::function<void()>& run) {
+  try {
+    run();
+    ADD_FAILURE() << "accepted; expected a message about: " << words;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code, ExitCode::internal) << error.what();
+    EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+  }
 }
 
 // ---- Gradients ----------------------------------------------------------------------------------------------------

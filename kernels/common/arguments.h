@@ -54,15 +54,4 @@ constexpr DType accumulator_of(DType activations) {
   return activations == DType::f64 ? DType::f64 : DType::f32;
 }
 
-/// Calls run(float{}) or run(double{}): the CPU computes in these two.
-template <class Run>
-void with_scalar(const char* operation, DType type, Run run) {
-  CHECK(type == DType::f32 || type == DType::f64, operation, " on the CPU computes in fp32 or fp64, given ",
-        name_of(type));
-  if (type == DType::f64)
-    run(double{});
-  else
-    run(float{});
-}
-
 }  // namespace kinoe
