@@ -1,0 +1,137 @@
+// A small model with everything around it, for the tests of forward, backward, optimizer and sampling.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/adamw.h"
+#include "trainer/backward.h"
+#include "trainer/forward.h"
+#include "trainer/model.h"
+#include "trainer/one_rank.h"
+#include "trainer/optimizer.h"
+
+namespace kinoe {
+
+class ModelRun {
+ public:
+  ModelRun(const Context& context, const ModelConfig& config, DType dtype, const WorkShape& shape,
+           const OptimizerSettings& settings = {})
+      : ctx(context), model(config, context.backend, dtype), optimizer_settings(settings) {
+    Arena planned;
+    take(planned, shape);
+    planned_bytes = planned.used();
+    arena_memory_ = Memory::on(ctx.backend, planned.used());
+    Arena arena(arena_memory_.data());
+    take(arena, shape);
+    upload_constants(ctx, model);
+    fill_zero(ctx, acts.state.data, acts.state.bytes());
+    optimizer = std::make_unique<Optimizer>(model, parameters, optimizer_settings);
+    optimizer->initialize(ctx, 7);
+    weights = std::make_unique<OneRankWeights>(model.table, parameters.weights);
+    gradients = std::make_unique<OneRankGradients>(model.table, parameters.gradients);
+  }
+
+  LayerHooks hooks() { return {*weights, *gradients}; }
+
+  void set_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets) {
+    upload(ctx, acts.batch.tokens.data, tokens.data(), acts.batch.tokens.bytes());
+    upload(ctx, acts.batch.targets.data, targets.data(), acts.batch.targets.bytes());
+    synchronize(ctx);
+  }
+
+  /// Forward and backward of one micro-batch.
+  void micro_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets, bool first,
+                   double nominal) {
+    if (first) begin_step(ctx, acts);
+    set_batch(tokens, targets);
+    gradients->begin_micro_batch(first);
+    forward(ctx, model, acts, hooks());
+    backward(ctx, model, acts, hooks(), nominal);
+  }
+
+  [[nodiscard]] StepState state() const {
+    StepState s;
+    download(ctx, &s, acts.state.data, sizeof(s));
+    synchronize(ctx);
+    return s;
+  }
+
+  template <class T>
+  [[nodiscard]] std::vector<T> host(const Tensor& tensor) const {
+    std::vector<T> values(static_cast<size_t>(tensor.size()));
+    CHECK(tensor.dtype == dtype_of<T>, "tensor of ", name_of(tensor.dtype));
+    download(ctx, values.data(), tensor.data, tensor.bytes());
+    synchronize(ctx);
+    return values;
+  }
+
+  Context ctx;
+  Model model;
+  OptimizerSettings optimizer_settings;
+  size_t planned_bytes = 0;
+  ParameterMemory parameters;
+  Activations acts;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<OneRankWeights> weights;
+  std::unique_ptr<OneRankGradients> gradients;
+
+ private:
+  void take(Arena& arena, const WorkShape& shape) {
+    take_constants(arena, model);
+    parameters = take_parameters(arena, model, &optimizer_settings);
+    acts = take_activations(arena, model, shape);
+  }
+  Memory arena_memory_;
+};
+
+/// Small shapes in which nothing is a power of two, so that a swapped dimension shows.
+inline ModelConfig small_gpt2() {
+  ModelConfig c;
+  c.family = Family::gpt2;
+  c.vocab_size = 29;
+  c.layers = 2;
+  c.hidden = 18;
+  c.heads = c.kv_heads = 3;
+  c.head_dim = 6;
+  c.ffn = 20;
+  c.max_positions = 13;
+  c.norm = NormKind::layernorm;
+  c.position = PositionKind::learned;
+  c.mlp = MlpKind::gelu_tanh;
+  c.qkv_bias = c.output_bias = c.mlp_bias = true;
+  c.tied = true;
+  c.conv1d_weights = true;
+  c.init_std = 0.2;
+  return c;
+}
+
+inline ModelConfig small_llama(bool tied) {
+  ModelConfig c;
+  c.family = Family::llama;
+  c.vocab_size = 29;
+  c.layers = 2;
+  c.hidden = 20;
+  c.heads = 4;
+  c.kv_heads = 2;
+  c.head_dim = 6;
+  c.ffn = 14;
+  c.max_positions = 13;
+  c.norm = NormKind::rmsnorm;
+  c.position = PositionKind::rope;
+  c.mlp = MlpKind::swiglu;
+  c.rope_theta = 100.0;
+  c.tied = tied;
+  c.init_std = 0.2;
+  return c;
+}
+
+inline std::vector<int32_t> random_ids(int64_t count, int64_t vocab, uint64_t seed) {
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int32_t>(philox(seed, 77, i).v[0] % static_cast<uint32_t>(vocab));
+  return ids;
+}
+
+}  // namespace kinoe
