@@ -200,7 +200,12 @@ class PosixFiles : public Files {
 
  private:
   static int open_descriptor(const std::string& path, int flags, const char* operation) {
-    const int fd = retry([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
+    int fd = retry([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
+    if (fd >= 0 &&
+        fd <= 2) {  // started with a standard stream closed: what is printed must not land in this file
+      const Descriptor low(fd);
+      fd = ::fcntl(low.get(), F_DUPFD_CLOEXEC, 3);
+    }
     if (fd < 0) throw FileError(operation, path, errno);
     return fd;
   }

@@ -176,16 +176,17 @@ std::string sparkline(const std::vector<LossPoint>& points, int width);
 
 using NameValue = std::pair<std::string, std::string>;
 
-/// What produced a run: run.json. Text throughout; sections keep their order.
+/// What produced a run: run.json. Text throughout, in this order.
 struct RunRecord {
-  std::string started;  // ISO 8601, UTC
-  std::string command;  // the command line
-  std::string commit;   // of the build; "unknown" if it was not built from a git checkout
+  std::string started;               // ISO 8601, UTC
+  std::vector<std::string> command;  // argv
+  std::string commit;                // of the build; "unknown" if it was not built from a git checkout
   std::string compiler;
   std::vector<NameValue> libraries;  // name, version
   std::string device;                // "NVIDIA H200 x 8", or the CPU's name
   std::string driver;                // "" without a GPU
   std::vector<std::string> hosts;
+  std::string system;             // kernel and machine
   std::vector<NameValue> config;  // the resolved configuration: option, value
 };
 

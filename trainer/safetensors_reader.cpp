@@ -18,7 +18,7 @@ constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the reference impl
 constexpr int kMaxDepth = 8;                  // of a header or an index: 3 is needed
 
 /// A name from a file as it may stand in a message: one line, not endless.
-std::string quoted(std::string_view name) {
+std::string printable(std::string_view name) {
   std::string text = "\"";
   for (const char c : name.substr(0, 120)) text += static_cast<unsigned char>(c) < 32 || c == 127 ? '?' : c;
   return text + (name.size() > 120 ? "...\"" : "\"");
@@ -34,7 +34,7 @@ json parse_json(std::string_view text, const std::string& path) {
     if (event == json::parse_event_t::object_start) keys[static_cast<size_t>(depth) + 1].clear();
     if (event == json::parse_event_t::key &&
         !keys[static_cast<size_t>(depth)].insert(parsed.get<std::string>()).second)
-      fail(ExitCode::checkpoint, path, ": the key ", quoted(parsed.get<std::string>()), " occurs twice");
+      fail(ExitCode::checkpoint, path, ": the key ", printable(parsed.get<std::string>()), " occurs twice");
     return true;
   };
   try {
@@ -93,11 +93,11 @@ std::vector<int64_t> read_integers(const json& value, const std::string& where) 
 /// One entry of a header, checked against the data of the file: bytes [data_begin, data_begin + data_bytes).
 TensorPlace read_entry(const std::string& path, const std::string& name, const json& entry,
                        uint64_t data_begin, uint64_t data_bytes) {
-  const std::string where = cat(path, ": tensor ", quoted(name));
+  const std::string where = cat(path, ": tensor ", printable(name));
   if (!entry.is_object()) fail(ExitCode::checkpoint, where, ": an object is needed");
   for (const auto& [key, value] : entry.items())
     if (key != "dtype" && key != "shape" && key != "data_offsets")
-      fail(ExitCode::checkpoint, where, ": the key ", quoted(key), " is not known");
+      fail(ExitCode::checkpoint, where, ": the key ", printable(key), " is not known");
   for (const char* key : {"dtype", "shape", "data_offsets"})
     if (!entry.contains(key)) fail(ExitCode::checkpoint, where, ": ", key, " is missing");
 
@@ -106,7 +106,7 @@ TensorPlace read_entry(const std::string& path, const std::string& name, const j
   const std::string dtype =
       entry["dtype"].is_string() ? entry["dtype"].get<std::string>() : entry["dtype"].dump();
   const std::optional<FileDType> type = parse_file_dtype(dtype);
-  if (!type) fail(ExitCode::checkpoint, where, ": the dtype ", quoted(dtype), " is not known");
+  if (!type) fail(ExitCode::checkpoint, where, ": the dtype ", printable(dtype), " is not known");
   place.info.dtype = *type;
   place.info.shape = read_integers(entry["shape"], where + ": shape");
 
@@ -119,7 +119,7 @@ TensorPlace read_entry(const std::string& path, const std::string& name, const j
          data_bytes, " bytes of data: it is truncated or damaged");
 
   TensorInfo named = place.info;
-  named.name = cat(quoted(name), " of ", path);
+  named.name = cat(printable(name), " of ", path);
   place.bytes = byte_size(named);
   if (place.bytes != end - begin)
     fail(ExitCode::checkpoint, where, ": ", dtype, " ", shape_text(place.info.shape), " takes ", place.bytes,
@@ -134,7 +134,8 @@ void check_tiling(const std::string& path, const std::vector<TensorPlace>& place
   uint64_t end = data_begin;
   for (const TensorPlace& place : places) {
     if (place.offset != end)
-      fail(ExitCode::checkpoint, path, ": tensor ", quoted(place.info.name), " begins at byte ", place.offset,
+      fail(ExitCode::checkpoint, path, ": tensor ", printable(place.info.name), " begins at byte ",
+           place.offset,
            place.offset < end ? ", inside the tensor before it, which ends at "
                               : ", after a gap that begins at ",
            end);
@@ -211,7 +212,7 @@ void SafetensorsReader::add_file(Files& files, const std::string& path) {
     if (!entry.is_object()) fail(ExitCode::checkpoint, path, ": __metadata__ must be an object of strings");
     for (const auto& [key, value] : entry.items()) {
       if (!value.is_string())
-        fail(ExitCode::checkpoint, path, ": __metadata__ ", quoted(key), " must be a string");
+        fail(ExitCode::checkpoint, path, ": __metadata__ ", printable(key), " must be a string");
       if (files_.empty()) metadata_.emplace_back(key, value.get<std::string>());
     }
   }
@@ -223,7 +224,7 @@ void SafetensorsReader::add_file(Files& files, const std::string& path) {
   for (TensorPlace& place : places) {
     const auto [other, fresh] = by_name_.emplace(place.info.name, tensors_.size());
     if (!fresh)
-      fail(ExitCode::checkpoint, path, ": tensor ", quoted(place.info.name), " is also in ",
+      fail(ExitCode::checkpoint, path, ": tensor ", printable(place.info.name), " is also in ",
            file_path(tensors_[other->second]));
     tensors_.push_back(std::move(place));
   }
@@ -240,7 +241,7 @@ void SafetensorsReader::add_index(Files& files, const std::string& path) {
   for (const auto& [tensor, value] : index["weight_map"].items()) {
     const std::string name = value.is_string() ? value.get<std::string>() : "";
     if (name.empty() || name.find('/') != std::string::npos || name == "." || name == "..")
-      fail(ExitCode::checkpoint, path, ": tensor ", quoted(tensor), " must name a file beside the index");
+      fail(ExitCode::checkpoint, path, ": tensor ", printable(tensor), " must name a file beside the index");
     file_of[tensor] = name;
     names.insert(name);
   }
@@ -254,13 +255,13 @@ void SafetensorsReader::add_index(Files& files, const std::string& path) {
     for (size_t t = first; t < tensors_.size(); ++t) {
       const auto said = file_of.find(tensors_[t].info.name);
       if (said == file_of.end() || said->second != name)
-        fail(ExitCode::checkpoint, file, ": holds tensor ", quoted(tensors_[t].info.name), ", which ", path,
-             said == file_of.end() ? " does not know" : " places in another file");
+        fail(ExitCode::checkpoint, file, ": holds tensor ", printable(tensors_[t].info.name), ", which ",
+             path, said == file_of.end() ? " does not know" : " places in another file");
     }
   }
   for (const auto& [tensor, name] : file_of)
     if (find(tensor) == nullptr)
-      fail(ExitCode::checkpoint, join_path(parent_directory(path), name), ": tensor ", quoted(tensor),
+      fail(ExitCode::checkpoint, join_path(parent_directory(path), name), ": tensor ", printable(tensor),
            " is not in this file, where ", path, " places it");
 }
 
