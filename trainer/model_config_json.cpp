@@ -28,8 +28,8 @@ const std::set<std::string>& harmless_keys() {
       "attn_implementation", "_attn_implementation_autoset", "_flash_attn_2_enabled", "is_decoder", "n_ctx",
       // other heads than the language model's
       "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_logits",
-      "summary_first_dropout", "num_labels", "id2label", "label2id", "problem_type", "finetuning_task",
-      "task_specific_params",
+      "summary_proj_to_labels", "summary_first_dropout", "num_labels", "id2label", "label2id", "problem_type",
+      "finetuning_task", "task_specific_params",
       // tokens and generation
       "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id", "tokenizer_class", "prefix",
       "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens",
