@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <numbers>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/common/check.h"
@@ -208,8 +209,14 @@ void validate(const ModelConfig& c) {
 
 std::string describe_difference(const ModelConfig& a, const ModelConfig& b) {
   std::string text;
+  const auto show = [](const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, bool>)
+      return std::string(value ? "true" : "false");
+    return cat(value);
+  };
   const auto compare = [&](const char* name, const auto& here, const auto& there) {
-    if (here != there) text += cat(text.empty() ? "" : "\n", name, ": ", here, " here, ", there, " there");
+    if (here != there)
+      text += cat(text.empty() ? "" : "\n", name, ": ", show(here), " here, ", show(there), " there");
   };
   const auto named = [&](const char* name, auto here, auto there, std::initializer_list<const char*> names) {
     compare(name, std::string(names.begin()[static_cast<size_t>(here)]),
