@@ -19,6 +19,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/arguments.h"
 #include "kernels/common/cuda_util.cuh"
 
 namespace kinoe::cuda {
@@ -513,9 +514,9 @@ int columns_of(const Tensor& x) {
 }  // namespace
 
 void norm_forward(const Context& ctx, const NormForward& args) {
+  check(args);
   const int64_t rows = args.residual.rows();
   if (rows == 0) return;
-  CHECK(!args.branch || args.residual_out, "a branch needs residual_out");
   with_element(args.out.dtype, [&](auto element) {
     using T = decltype(element);
     const ForwardPointers<T> p = pointers<T>(args);
@@ -530,11 +531,11 @@ void norm_forward(const Context& ctx, const NormForward& args) {
 }
 
 void norm_backward(const Context& ctx, const NormBackward& args) {
+  check(args);
   const int64_t rows = args.residual.rows();
   const int columns = columns_of(args.residual);
   const int groups = static_cast<int>(std::min(rows, kNormGroups));
-  CHECK(args.scratch.bytes() >= norm_backward_scratch_bytes(rows, columns), "scratch of ",
-        args.scratch.bytes(), " bytes, needed ", norm_backward_scratch_bytes(rows, columns));
+  require_scratch({"norm_backward", "scratch", args.scratch}, norm_backward_scratch_bytes(rows, columns));
   with_element(args.d_residual.dtype, [&](auto element) {
     using T = decltype(element);
     const BackwardPointers<T> p = pointers<T>(args);

@@ -12,6 +12,9 @@
 
 #include "kernels/common/device.h"
 
+// GCC reports the bound of every array whose length is an int template argument.
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+
 namespace kinoe::cuda {
 
 inline void check_cuda(cudaError_t status, const char* call, const char* file, int line) {
