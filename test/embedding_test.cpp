@@ -82,7 +82,7 @@ struct Problem {
   Values token_table, position_table, d_out;
 };
 
-TEST(EmbeddingTest, ForwardIsTheSumOfTwoRows) {
+TEST(Embedding, ForwardIsTheSumOfTwoRows) {
   Random random;
   for (const EmbeddingCase& c : cases_for(embedding_cases(), kCompare)) {
     SCOPED_TRACE(c.label());
@@ -98,7 +98,7 @@ TEST(EmbeddingTest, ForwardIsTheSumOfTwoRows) {
   }
 }
 
-TEST(EmbeddingTest, BackwardMatchesPlainLoops) {
+TEST(Embedding, BackwardMatchesPlainLoops) {
   Random random;
   for (const EmbeddingCase& c : cases_for(embedding_cases(), kCompare)) {
     SCOPED_TRACE(c.label());
@@ -110,7 +110,7 @@ TEST(EmbeddingTest, BackwardMatchesPlainLoops) {
   }
 }
 
-TEST(EmbeddingTest, EachGradientIsAddedOrOverwrittenAsAsked) {
+TEST(Embedding, EachGradientIsAddedOrOverwrittenAsAsked) {
   Random random;
   const Problem p({kCompare, 3, 5, 6, 4, true}, DType::f64, random);
   for (const bool tokens : {false, true})
@@ -122,7 +122,7 @@ TEST(EmbeddingTest, EachGradientIsAddedOrOverwrittenAsAsked) {
     }
 }
 
-TEST(EmbeddingTest, GradientsAreThoseOfFiniteDifferences) {
+TEST(Embedding, GradientsAreThoseOfFiniteDifferences) {
   Random random;
   for (const EmbeddingCase& c : cases_for(embedding_cases(), kGradient)) {
     SCOPED_TRACE(c.label());
@@ -138,7 +138,7 @@ TEST(EmbeddingTest, GradientsAreThoseOfFiniteDifferences) {
   }
 }
 
-TEST(EmbeddingTest, PlacesAreAddedInTheirOrder) {
+TEST(Embedding, PlacesAreAddedInTheirOrder) {
   // In fp32 1e8 + 1 - 1e8 is 0 from left to right and 1 in another order.
   Random random;
   Problem p({kCompare, 1, 4, 1, 1, false}, DType::f32, random);
@@ -148,7 +148,7 @@ TEST(EmbeddingTest, PlacesAreAddedInTheirOrder) {
   EXPECT_EQ(p.backward()[0][0], 1.5);
 }
 
-TEST(EmbeddingTest, IdsOutOfRangeAreFlaggedAndTakeNoPart) {
+TEST(Embedding, IdsOutOfRangeAreFlaggedAndTakeNoPart) {
   Random random;
   Problem p({kCompare, 2, 4, 3, 5, true}, DType::f32, random);
   const Values good = p.forward(p.token_table, p.position_table);
@@ -163,7 +163,7 @@ TEST(EmbeddingTest, IdsOutOfRangeAreFlaggedAndTakeNoPart) {
   expect_close("d_position_table", d[1], expected[1], tolerance_for(DType::f32));
 }
 
-TEST(EmbeddingTest, TheFlagIsOnlyRaised) {
+TEST(Embedding, TheFlagIsOnlyRaised) {
   const TensorOn out(kCpu, DType::f32, {1, 2, 2}), table = TensorOn::full(kCpu, DType::f32, {3, 2}, 1);
   const TensorOn tokens = TensorOn::of<int32_t>(kCpu, {1, 2}, {0, 7});
   const TensorOn flag = TensorOn::of<int64_t>(kCpu, {1}, {5});
@@ -171,7 +171,7 @@ TEST(EmbeddingTest, TheFlagIsOnlyRaised) {
   EXPECT_EQ(flag.raw<int64_t>()[0], 5);
 }
 
-TEST(EmbeddingTest, NanReachesItsOwnElementsOnly) {
+TEST(Embedding, NanReachesItsOwnElementsOnly) {
   Random random;
   Problem p({kCompare, 2, 3, 4, 6, true}, DType::f32, random);
   p.tokens = {0, 1, 2, 3, 1, 0};
@@ -185,7 +185,7 @@ TEST(EmbeddingTest, NanReachesItsOwnElementsOnly) {
   for (size_t i = 0; i < d[1].size(); ++i) EXPECT_EQ(std::isnan(d[1][i]), i == 2 * 4 + 3) << i;
 }
 
-TEST(EmbeddingTest, BitsDoNotDependOnThreads) {
+TEST(Embedding, BitsDoNotDependOnThreads) {
   const EmbeddingCase c{kCompare, 5, 101, 67, 19, true};
   expect_independent_of_threads("embedding", [&] {
     Random random;
@@ -201,7 +201,7 @@ TEST(EmbeddingTest, BitsDoNotDependOnThreads) {
   });
 }
 
-TEST(EmbeddingTest, WrongArgumentsAreNamed) {
+TEST(Embedding, WrongArgumentsAreNamed) {
   const TensorOn out(kCpu, DType::f32, {1, 2, 4}), table(kCpu, DType::f32, {3, 4}),
       narrow(kCpu, DType::f32, {3, 3});
   const TensorOn tokens = TensorOn::of<int32_t>(kCpu, {1, 2}, {0, 1}),

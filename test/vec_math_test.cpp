@@ -14,7 +14,7 @@ KINOE_SIMD void exp_all(float* y, const float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = vec_exp(x[i]);
 }
 
-TEST(VecMathTest, ExpIsWithinOneUlpOverTheWholeRange) {
+TEST(VecMath, ExpIsWithinOneUlpOverTheWholeRange) {
   std::vector<float> x;
   for (uint32_t bits = 0; bits < 0x7f800000U; bits += 4999) {
     x.push_back(std::bit_cast<float>(bits));
@@ -38,7 +38,7 @@ TEST(VecMathTest, ExpIsWithinOneUlpOverTheWholeRange) {
   EXPECT_GT(worst, 0.5);  // otherwise this test measures nothing
 }
 
-TEST(VecMathTest, ExpOfSpecialValues) {
+TEST(VecMath, ExpOfSpecialValues) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   EXPECT_EQ(vec_exp(0.0F), 1.0F);
   EXPECT_EQ(vec_exp(-0.0F), 1.0F);
@@ -53,7 +53,7 @@ TEST(VecMathTest, ExpOfSpecialValues) {
   EXPECT_EQ(vec_exp(1.0), std::exp(1.0));
 }
 
-TEST(VecMathTest, ExpInALoopAgreesWithExpOfOneValue) {
+TEST(VecMath, ExpInALoopAgreesWithExpOfOneValue) {
   // The vector body and the scalar tail may fuse differently; they must stay within one unit of each other.
   std::vector<float> x(37), y(37);
   for (size_t i = 0; i < x.size(); ++i) x[i] = 0.37F * static_cast<float>(i) - 7.0F;
