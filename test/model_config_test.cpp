@@ -43,7 +43,7 @@ Json gpt2_json() {
     "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
     "n_inner": null, "n_layer": 12, "n_positions": 1024, "reorder_and_upcast_attn": false, "resid_pdrop": 0.1,
     "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true, "summary_activation": null,
-    "summary_first_dropout": 0.1, "summary_proj_to_logits": true, "summary_type": "cls_index",
+    "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
     "summary_use_proj": true, "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
     "torch_dtype": "float32", "transformers_version": "4.57.6", "use_cache": true, "vocab_size": 50257})");
 }

@@ -27,7 +27,7 @@ const std::set<std::string>& harmless_keys() {
       "chunk_size_feed_forward", "pretraining_tp", "reorder_and_upcast_attn", "_attn_implementation",
       "attn_implementation", "_attn_implementation_autoset", "_flash_attn_2_enabled", "is_decoder", "n_ctx",
       // other heads than the language model's
-      "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_logits",
+      "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
       "summary_proj_to_labels", "summary_first_dropout", "num_labels", "id2label", "label2id", "problem_type",
       "finetuning_task", "task_specific_params",
       // tokens and generation
