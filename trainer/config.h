@@ -112,7 +112,7 @@ struct GpuFacts {
   bool built = false;
   int count = 0;
   int compute_capability = 0;  // of the first one, 90 for sm_90
-  std::string name;
+  std::string name = {};
 };
 
 /// bf16 tensor-core instructions start with Ampere.
@@ -134,7 +134,7 @@ struct RunFacts {
   int64_t max_positions = 0;
   bool byte_tokens = true;     // text or stories: a sample can be printed without a tokenizer
   bool has_validation = true;  // there is something to evaluate on
-  GpuFacts gpus;
+  GpuFacts gpus = {};
 };
 
 /// Fills in every optional (except `out`), turns tokens into steps and warmup_steps into warmup_tokens, and checks what

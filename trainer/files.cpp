@@ -233,9 +233,15 @@ std::string without_trailing_slashes(std::string path) {
   return path;
 }
 
-std::string gigabytes(uint64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g GB", static_cast<double>(bytes) * 1e-9);
+std::string bytes_text(uint64_t bytes) {
+  const double value = static_cast<double>(bytes);
+  char text[40];
+  if (value < 1e9)
+    std::snprintf(text, sizeof text, "%.1f MB", value * 1e-6);
+  else if (value < 1e12)
+    std::snprintf(text, sizeof text, "%.1f GB", value * 1e-9);
+  else
+    std::snprintf(text, sizeof text, "%.1f TB", value * 1e-12);
   return text;
 }
 
@@ -366,7 +372,7 @@ std::string prepare_run_directory(Files& files, const RunDirectoryRequest& reque
       const uint64_t free = files.free_bytes(path);
       if (free < request.needed_bytes)
         fail(ExitCode::usage, "run directory ", path, ": one checkpoint takes ",
-             gigabytes(request.needed_bytes), " and only ", gigabytes(free),
+             bytes_text(request.needed_bytes), " and only ", bytes_text(free),
              " are free there; free some space, or choose another --out");
       files.sync_directory(parent_directory(path));
     } catch (const Error&) {
