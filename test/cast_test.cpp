@@ -67,6 +67,7 @@ TEST(Cast, FloatAndDoubleConvertAsTheLanguageDoes) {
   x[5] = 1e300;
   x[6] = std::nan("");
   x[7] = 0.1;
+  x[8] = 1e-35;
   const TensorOn wide(kCpu, DType::f64, {1003}, x), narrow(kCpu, DType::f32, {1003}),
       back(kCpu, DType::f64, {1003});
   cpu::cast(kCpu, {narrow, wide});

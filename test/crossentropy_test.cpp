@@ -148,6 +148,15 @@ TEST(CrossEntropy, BadTargetsAreFlaggedAndIgnored) {
   }
 }
 
+TEST(CrossEntropy, NegativeTargetsOtherThanMinusOneAreBad) {
+  Random random;
+  Problem p({kCompare, 3, 5, 8, Targets::all}, DType::f32, random);
+  p.targets = {-1, -100, -1};
+  EXPECT_EQ(p.run(p.logits, true).bad, 2);
+  p.targets = {-1, -1, -1};
+  EXPECT_EQ(p.run(p.logits, true).bad, 0);
+}
+
 TEST(CrossEntropy, TheFlagIsOnlyRaised) {
   const TensorOn logits = TensorOn::full(kCpu, DType::f32, {1, 4}, 1), losses(kCpu, DType::f32, {1});
   const TensorOn targets = TensorOn::of<int32_t>(kCpu, {1}, {9}),
