@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/common/tensor.h"
 
@@ -25,24 +26,32 @@ class BlasLt;  // kernels/common/cublaslt.h: pinned GEMM algorithms of one strea
 /// `stream` and nothing in an operation waits.
 struct Context {
   Backend backend = Backend::cpu;
-  void* stream = nullptr;    // cudaStream_t
+  void* stream = nullptr;  // cudaStream_t
   BlasLt* blas = nullptr;
 };
 
 struct DeviceInfo {
-  std::string name;          // "NVIDIA H200", or the CPU's model name
+  std::string name;            // "NVIDIA H200", or the CPU's model name
   int compute_capability = 0;  // 90 for sm_90; 0 on the CPU
   int multiprocessors = 0;
   size_t memory_bytes = 0;
   size_t free_bytes = 0;
-  std::string driver;        // "" on the CPU
-  std::string uuid;          // GPU UUID, "" on the CPU
+  std::string driver;  // "" on the CPU
+  std::string uuid;    // GPU UUID, "" on the CPU
 };
 
 /// Number of GPUs the CUDA runtime sees; 0 without a driver, a device or CUDA in this build.
 int gpu_count();
 DeviceInfo gpu_info(int index);
 DeviceInfo cpu_info();
+
+/// The algorithm pinned for one shape of matrix product: the same algorithm gives the same bits.
+struct GemmChoice {
+  std::string shape;      // everything that distinguishes the product: sizes, transpositions, types, epilogue
+  std::string algorithm;  // opaque, in hexadecimal; means something to one library version and GPU model only
+  double us = 0;          // when it was chosen, with a cold L2; 0: not measured
+  double tflops = 0;
+};
 
 /// Owns the stream and libraries of one rank's device.
 class Device {
@@ -55,6 +64,12 @@ class Device {
 
   [[nodiscard]] virtual Context context() const = 0;
   [[nodiscard]] virtual DeviceInfo info() const = 0;
+
+  /// GPU: the matrix products seen so far and their algorithms, and the reverse: algorithms to use from now on. What is not
+  /// pinned is measured at its first use. The key says for which library and GPU choices are valid.
+  [[nodiscard]] virtual std::string gemm_key() const { return ""; }
+  [[nodiscard]] virtual std::vector<GemmChoice> gemm_choices() const { return {}; }
+  virtual void pin_gemm_choices(const std::vector<GemmChoice>& /*choices*/) {}
 
  protected:
   Device() = default;
@@ -100,13 +115,13 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   void record(const Context& ctx);
-  void wait() const;                       // blocks the host
+  void wait() const;  // blocks the host
   /// Milliseconds between two recorded and passed events.
   [[nodiscard]] double ms_since(const Event& start) const;
 
  private:
   Backend backend_;
-  void* handle_ = nullptr;   // cudaEvent_t
+  void* handle_ = nullptr;  // cudaEvent_t
   double host_ms_ = 0;
 };
 
