@@ -233,7 +233,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     fail(ExitCode::usage, message, "; see --help");
   }
 
-  refuse_unknown(app, run_table, {"sample", "eval"});
+  // Values first: of "--lr --steps 5" the useful thing to say is what is wrong with --lr.
   const std::vector<Given> given = given_on_command_line(app, run_table);
   if (sample->parsed() || eval->parsed()) {
     const std::string command = sample->parsed() ? "sample" : "eval";
@@ -242,8 +242,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
            command, ", where options of training are; put options of ", command, " behind it");
   }
   const auto read_command = [](const CLI::App& command, const auto& table, auto& config) {
-    refuse_unknown(command, table, {});
     apply(table, given_on_command_line(command, table), config);
+    refuse_unknown(command, table, {});
     if (config.directory.empty())
       fail(ExitCode::usage, command.get_name(), ": expected a directory: train_gpt ", command.get_name(),
            " DIR");
@@ -261,6 +261,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     }
     apply(run_table, given, result.run);
   }
+  refuse_unknown(app, run_table, {"sample", "eval"});
   return result;
 }
 
