@@ -6,7 +6,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstring>
+#include <array>
+#include <cstdio>
 #include <map>
 #include <vector>
 
@@ -99,6 +100,14 @@ struct Plan {
   }
 };
 
+/// An array, since nvcc 13.0 fails on a vector of this nameless C struct.
+struct Candidates {
+  std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found;
+  int count = 0;
+  [[nodiscard]] const cublasLtMatmulHeuristicResult_t* begin() const { return found.data(); }
+  [[nodiscard]] const cublasLtMatmulHeuristicResult_t* end() const { return found.data() + count; }
+};
+
 struct Workspace {
   explicit Workspace(size_t size) : bytes(size) { CHECK_RUNTIME(cudaMalloc(&data, size)); }
   ~Workspace() { cudaFree(data); }
@@ -127,7 +136,7 @@ struct BlasLt::State {
                           plan.d, d, plan.d, &algorithm, workspace.data, workspace.bytes, stream);
   }
 
-  std::vector<cublasLtMatmulHeuristicResult_t> candidates(const Plan& plan, const Gemm& g) {
+  Candidates candidates(const Plan& plan, const Gemm& g) {
     cublasLtMatmulPreference_t preference = nullptr;
     CHECK_BLAS(cublasLtMatmulPreferenceCreate(&preference));
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -135,23 +144,20 @@ struct BlasLt::State {
                                                     &workspace.bytes, sizeof(workspace.bytes)));
     CHECK_BLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                                     &reductions, sizeof(reductions)));
-    std::vector<cublasLtMatmulHeuristicResult_t> found;
-    found.resize(kCandidates);
-    int count = 0;
+    Candidates result;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, plan.operation, plan.a, plan.b, plan.d, plan.d, preference,
-                                       kCandidates, found.data(), &count);
+                                       kCandidates, result.found.data(), &result.count);
     cublasLtMatmulPreferenceDestroy(preference);
-    if (status != CUBLAS_STATUS_SUCCESS || count == 0)
+    if (status != CUBLAS_STATUS_SUCCESS || result.count == 0)
       fail(ExitCode::gpu, "cuBLASLt has no algorithm for the product ", key_of(g), " (",
            cublasLtGetStatusName(status), "); widths that are multiples of 8 always have one");
-    found.resize(static_cast<size_t>(count));
-    return found;
+    return result;
   }
 
   void choose(Plan& plan, const Gemm& g) {
-    const std::vector<cublasLtMatmulHeuristicResult_t> found = candidates(plan, g);
-    plan.algorithm = found.front().algo;
+    const Candidates found = candidates(plan, g);
+    plan.algorithm = found.begin()->algo;
     plan.chosen = true;
 
     // An accumulating product is measured into a copy. Without memory for one the library's own order stands.
