@@ -1,0 +1,517 @@
+// Token and position embedding on the GPU; the backward pass sums in the order of the places, without atomics.
+//
+// Forward, bytes per element (bf16): 2 read from the table (from L2 for frequent tokens), 2 written. One warp per place
+// with 16-byte accesses. Expected: 85 % of the copy bandwidth counted by the table reads that the tokens ask for.
+//
+// Backward:
+//   1. Places are sorted by token: a stable radix sort of (token, place) pairs, least significant digit first, 8 bits a
+//      pass, as many passes as the vocabulary needs (2 up to 65,535 tokens, 3 beyond). A pass counts the digits of every
+//      tile of kEmbeddingSortTile pairs, and then every tile adds up the counts in front of it and moves its pairs to
+//      their places. Ids outside the vocabulary become the key V and are left at the end.
+//   2. The first place of every token in the sorted order, by binary search: `first[v]`, v = 0 ... V.
+//   3. Tokens with more than kEmbeddingPiece places are summed in pieces of that length first, so that one frequent
+//      token does not occupy a single warp. Which pieces exist is known from the sorted keys alone: of the pieces that
+//      start within kEmbeddingPiece sorted places one can be the first of its token and one a later one, so every such
+//      block owns two partial rows and no counting is needed.
+//   4. One warp per row of the table and 32 accesses of columns adds the row's places, or pieces, in order, in fp32;
+//      rows of tokens that do not occur become 0, or stay as they are when gradients accumulate.
+// The position table's rows are sums over the batch, one thread per 16 bytes of columns.
+// Bytes: 2 NC read for the tokens, the same again for the positions, 4 (or 8 when accumulating) per element of the
+// table's rows written. At 124M shapes the table alone (154 MB) takes 37 us of 4.2 TB/s; the sort's six launches add
+// about 20 us. No bar: the row reads are scattered.
+#include "kernels/embedding.h"
+
+#include <algorithm>
+
+#include "kernels/common/arguments.h"
+#include "kernels/common/cuda_util.cuh"
+
+namespace kinoe::cuda {
+namespace {
+
+// ---- Forward ------------------------------------------------------------------------------------------------------------
+
+constexpr int kRowWarps = 8;     // rows of a block
+constexpr int kRowAccesses = 4;  // accesses in flight per lane
+
+template <class T, int W>
+__global__ void __launch_bounds__(32 * kRowWarps)
+    embedding_forward_kernel(T* out, const int32_t* tokens, const T* token_table, const T* position_table,
+                             int64_t places, int length, int channels, int64_t vocab, int64_t* bad_token) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / 32;
+  if (n >= places) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32, accesses = channels / W;
+  T* row = out + n * channels;
+  const int64_t token = __ldg(tokens + n);
+  if (token < 0 || token >= vocab) {
+    for (int a = lane; a < accesses; a += 32) store<T, W>(row + a * W, zero_raw<T, W>());
+    if (lane == 0) atomicMax(reinterpret_cast<long long*>(bad_token), static_cast<long long>(n + 1));
+    return;
+  }
+  const T* token_row = token_table + token * channels;
+  const T* position_row = position_table == nullptr ? nullptr : position_table + n % length * channels;
+  for (int first = lane; first < accesses; first += 32 * kRowAccesses) {
+    Raw<T, W> x[kRowAccesses], p[kRowAccesses];
+#pragma unroll
+    for (int i = 0; i < kRowAccesses; ++i) {
+      const int a = first + i * 32;
+      if (a < accesses) x[i] = load_shared_input<T, W>(token_row + a * W);
+    }
+    if (position_row != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kRowAccesses; ++i) {
+        const int a = first + i * 32;
+        if (a < accesses) p[i] = load_shared_input<T, W>(position_row + a * W);
+      }
+#pragma unroll
+      for (int i = 0; i < kRowAccesses; ++i) {
+        float sum[W], addend[W];
+        to_floats<T, W>(x[i], sum);
+        to_floats<T, W>(p[i], addend);
+#pragma unroll
+        for (int j = 0; j < W; ++j) sum[j] += addend[j];
+        x[i] = from_floats<T, W>(sum);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRowAccesses; ++i) {
+      const int a = first + i * 32;
+      if (a < accesses) store<T, W>(row + a * W, x[i]);
+    }
+  }
+}
+
+// ---- Sort ---------------------------------------------------------------------------------------------------------------
+
+constexpr int kSortThreads = 256;
+constexpr int kSortWarps = kSortThreads / 32;
+constexpr int kDigits = static_cast<int>(kEmbeddingDigits);
+constexpr int kTile = static_cast<int>(kEmbeddingSortTile);
+constexpr int kRounds = kTile / kSortThreads;  // pairs of one thread
+static_assert(kDigits == kSortThreads, "one thread per digit");
+
+struct Pairs {
+  int32_t* keys;
+  int32_t* places;
+};
+
+/// The tokens as keys in front of the first pass.
+__global__ void __launch_bounds__(kSortThreads)
+    sort_keys_kernel(Pairs to, const int32_t* tokens, int n, int vocab) {
+  const int i = static_cast<int>(blockIdx.x) * kSortThreads + static_cast<int>(threadIdx.x);
+  if (i >= n) return;
+  const int token = tokens[i];
+  to.keys[i] = token >= 0 && token < vocab ? token : vocab;
+  to.places[i] = i;
+}
+
+/// counts[tile, digit]: how often the digit occurs in the tile.
+__global__ void __launch_bounds__(kSortThreads)
+    sort_count_kernel(int32_t* counts, const int32_t* keys, int n, int shift) {
+  __shared__ int count[kDigits];
+  count[threadIdx.x] = 0;
+  __syncthreads();
+  const int begin = static_cast<int>(blockIdx.x) * kTile;
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    const int i = begin + r * kSortThreads + static_cast<int>(threadIdx.x);
+    if (i < n) atomicAdd(&count[(keys[i] >> shift) & (kDigits - 1)], 1);
+  }
+  __syncthreads();
+  counts[static_cast<int64_t>(blockIdx.x) * kDigits + threadIdx.x] = count[threadIdx.x];
+}
+
+/// Sum over the threads in front, for kSortThreads threads.
+__device__ __forceinline__ int exclusive_sum(int x, int* shared) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  int inclusive = x;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int below = __shfl_up_sync(kAllLanes, inclusive, offset);
+    if (lane >= offset) inclusive += below;
+  }
+  if (lane == 31) shared[warp] = inclusive;
+  __syncthreads();
+  int before = 0;
+#pragma unroll
+  for (int w = 0; w < kSortWarps; ++w)
+    if (w < warp) before += shared[w];
+  return before + inclusive - x;
+}
+
+/// Moves the tile's pairs: those with smaller digits anywhere, then those with the same digit in earlier tiles, then in
+/// earlier warps, then earlier in the warp stand in front of a pair. Within a tile warp w has the w-th run of
+/// consecutive pairs and takes 32 of them at a time, so that lane order is their order.
+__global__ void __launch_bounds__(kSortThreads)
+    sort_move_kernel(Pairs to, Pairs from, const int32_t* counts, int n, int shift) {
+  __shared__ int start[kSortWarps]
+                      [kDigits];  // first the warp's count, then where its next pair of the digit goes
+  __shared__ int warp_totals[kSortWarps];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int tile = static_cast<int>(blockIdx.x), tiles = static_cast<int>(gridDim.x);
+
+  int key[kRounds], place[kRounds], rank[kRounds];
+  const int begin = tile * kTile + warp * (kTile / kSortWarps);
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    const int i = begin + r * 32 + lane;
+    key[r] = i < n ? from.keys[i] : -1;
+    place[r] = i < n ? from.places[i] : 0;
+  }
+
+  int before = 0, total = 0;  // of digit `thread`: in earlier tiles, in all
+#pragma unroll 8
+  for (int t = 0; t < tiles; ++t) {
+    const int count = counts[static_cast<int64_t>(t) * kDigits + thread];
+    total += count;
+    if (t < tile) before += count;
+  }
+#pragma unroll
+  for (int w = 0; w < kSortWarps; ++w) start[w][thread] = 0;
+  before += exclusive_sum(total, warp_totals);  // meets all threads between clearing and counting
+
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    const bool live = key[r] >= 0;
+    const int digit = (key[r] >> shift) & (kDigits - 1);
+    const unsigned peers = __match_any_sync(kAllLanes, live ? digit : -1);
+    const unsigned below = peers & ((1U << lane) - 1U);
+    const int seen = live ? start[warp][digit] : 0;
+    __syncwarp();
+    rank[r] = seen + __popc(below);
+    if (live && below == 0) start[warp][digit] = seen + __popc(peers);
+    __syncwarp();
+  }
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kSortWarps; ++w) {
+    const int count = start[w][thread];
+    start[w][thread] = before;
+    before += count;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    if (key[r] < 0) continue;
+    const int i = start[warp][(key[r] >> shift) & (kDigits - 1)] + rank[r];
+    to.keys[i] = key[r];
+    to.places[i] = place[r];
+  }
+}
+
+/// first[v]: how many sorted keys are smaller than v, for v = 0 ... vocab.
+__global__ void __launch_bounds__(256)
+    first_place_kernel(int32_t* first, const int32_t* keys, int n, int vocab) {
+  const int v = static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x);
+  if (v > vocab) return;
+  int low = 0, high = n;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (keys[middle] < v)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  first[v] = low;
+}
+
+// ---- Sums over the places of a token ------------------------------------------------------------------------------------
+
+constexpr int kPiece = static_cast<int>(kEmbeddingPiece);
+constexpr int kSumWarps = 8;
+constexpr int kSumAhead = 8;  // rows in flight per warp
+
+template <class T>
+struct SumPointers {
+  float* d_table;
+  float* partials;  // [2 * ceil(places / kPiece), C]
+  const T* d_out;
+  const int32_t* keys;    // sorted
+  const int32_t* places;  // sorted by token, then by place
+  const int32_t* first;   // [vocab + 1]
+  int n;
+  int vocab;
+  int channels;
+  int slices;  // of 32 accesses
+  bool accumulate;
+};
+
+/// sum += rows of d_out at places[begin ... end), one after the other; the lane's columns start at `column`.
+template <class T, int W>
+__device__ __forceinline__ void add_places(float (&sum)[W], const SumPointers<T>& p, int begin, int end,
+                                           int column) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int i = begin; i < end; i += 32) {
+    const int mine = i + lane < end ? p.places[i + lane] : 0;
+    const int count = min(32, end - i);
+    for (int j = 0; j < count; j += kSumAhead) {
+      Raw<T, W> row[kSumAhead];
+#pragma unroll
+      for (int k = 0; k < kSumAhead; ++k) {
+        const int64_t place = __shfl_sync(kAllLanes, mine, (j + k) % 32);
+        row[k] = j + k < count && column < p.channels ? load_once<T, W>(p.d_out + place * p.channels + column)
+                                                      : zero_raw<T, W>();
+      }
+#pragma unroll
+      for (int k = 0; k < kSumAhead; ++k) {
+        if (j + k >= count) break;
+        float x[W];
+        to_floats<T, W>(row[k], x);
+#pragma unroll
+        for (int c = 0; c < W; ++c) sum[c] += x[c];
+      }
+    }
+  }
+}
+
+/// The partial row of the piece that starts at sorted place `start`.
+__device__ __forceinline__ int64_t partial_row(int start, bool first_of_token) {
+  return 2 * static_cast<int64_t>(start / kPiece) + (first_of_token ? 0 : 1);
+}
+
+template <class T, int W>
+__global__ void __launch_bounds__(32 * kSumWarps, 4)
+    embedding_pieces_kernel(SumPointers<T> p, int64_t warps) {
+  const int64_t id = static_cast<int64_t>(blockIdx.x) * kSumWarps + threadIdx.x / 32;
+  if (id >= warps) return;
+  const int64_t row = id / p.slices;
+  const int column = (static_cast<int>(id % p.slices) * 32 + static_cast<int>(threadIdx.x) % 32) * W;
+  const int block = static_cast<int>(row / 2) * kPiece;
+  const bool first_of_token = row % 2 == 0;
+
+  // A first piece in this block belongs to the token of the block's last place: a token with more than kPiece places
+  // that starts here reaches beyond the end. A later one belongs to the token of the block's first place.
+  const int probe = first_of_token ? block + kPiece - 1 : block;
+  if (probe >= p.n) return;
+  const int key = p.keys[probe];
+  if (key >= p.vocab) return;
+  const int begin = p.first[key], end = p.first[key + 1];
+  if (end - begin <= kPiece) return;
+  if (first_of_token != (begin >= block)) return;
+  const int start = first_of_token ? begin : begin + ceil_div(block - begin, kPiece) * kPiece;
+  if (start >= end) return;
+
+  float sum[W] = {};
+  add_places<T, W>(sum, p, start, min(start + kPiece, end), column);
+  if (column < p.channels) {
+#pragma unroll
+    for (int c = 0; c < W; ++c) p.partials[row * p.channels + column + c] = sum[c];
+  }
+}
+
+template <class T, int W>
+__global__ void __launch_bounds__(32 * kSumWarps, 3) embedding_rows_kernel(SumPointers<T> p, int64_t warps) {
+  const int64_t id = static_cast<int64_t>(blockIdx.x) * kSumWarps + threadIdx.x / 32;
+  if (id >= warps) return;
+  const int64_t v = id / p.slices;
+  const int column = (static_cast<int>(id % p.slices) * 32 + static_cast<int>(threadIdx.x) % 32) * W;
+  const int begin = v < p.vocab ? p.first[v] : 0, end = v < p.vocab ? p.first[v + 1] : 0;
+  if (begin == end && p.accumulate) return;
+
+  float sum[W] = {};
+  if (end - begin <= kPiece) {
+    add_places<T, W>(sum, p, begin, end, column);
+  } else if (column < p.channels) {
+#pragma unroll 4
+    for (int start = begin; start < end; start += kPiece) {
+      const float* partial = p.partials + partial_row(start, start == begin) * p.channels + column;
+#pragma unroll
+      for (int c = 0; c < W; ++c) sum[c] += partial[c];
+    }
+  }
+  if (column >= p.channels) return;
+  float* to = p.d_table + v * p.channels + column;
+  constexpr int kStep = W < 4 ? 1 : 4;
+#pragma unroll
+  for (int c = 0; c < W; c += kStep) {
+    float x[kStep];
+    if (p.accumulate) to_floats<float, kStep>(load_plain<float, kStep>(to + c), x);
+#pragma unroll
+    for (int k = 0; k < kStep; ++k) x[k] = p.accumulate ? x[k] + sum[c + k] : sum[c + k];
+    store<float, kStep>(to + c, from_floats<float, kStep>(x));
+  }
+}
+
+/// d_position_table[t, c] (+)= sum over b of d_out[b, t, c]; rows from `length` on become 0 when not accumulating.
+template <class T, int W>
+__global__ void __launch_bounds__(256, 2)
+    position_rows_kernel(float* d_table, const T* d_out, const int32_t* tokens, int batch, int length,
+                         int channels, int vocab, int64_t items, bool accumulate) {
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (item >= items) return;
+  const int accesses = channels / W;
+  const int64_t t = item / accesses;
+  const int column = static_cast<int>(item % accesses) * W;
+  if (t >= length && accumulate) return;
+  float sum[W] = {};
+  if (t < length) {
+    for (int first = 0; first < batch; first += kSumAhead) {
+      Raw<T, W> row[kSumAhead];
+#pragma unroll
+      for (int k = 0; k < kSumAhead; ++k) {
+        const int64_t n = static_cast<int64_t>(first + k) * length + t;
+        row[k] = zero_raw<T, W>();
+        if (first + k >= batch) continue;
+        const int token = __ldg(tokens + n);
+        if (token >= 0 && token < vocab) row[k] = load_once<T, W>(d_out + n * channels + column);
+      }
+#pragma unroll
+      for (int k = 0; k < kSumAhead; ++k) {
+        float x[W];
+        to_floats<T, W>(row[k], x);
+#pragma unroll
+        for (int c = 0; c < W; ++c) sum[c] += x[c];
+      }
+    }
+  }
+  float* to = d_table + t * channels + column;
+#pragma unroll
+  for (int c = 0; c < W; ++c) to[c] = accumulate ? to[c] + sum[c] : sum[c];
+}
+
+// ---- Launches -----------------------------------------------------------------------------------------------------------
+
+/// The scratch cut into its parts, in the order in which embedding_backward_scratch_bytes adds them up.
+struct Scratch {
+  Pairs pairs[2];
+  int32_t* counts;
+  int32_t* first;
+  float* partials;
+};
+
+Scratch cut(const EmbeddingBackward& args, int64_t n) {
+  char* at = static_cast<char*>(args.scratch.data);
+  const auto take = [&](int64_t bytes) {
+    char* part = at;
+    at += embedding_align(bytes);
+    return part;
+  };
+  const auto ints = [&](int64_t count) { return reinterpret_cast<int32_t*>(take(count * 4)); };
+  Scratch s{};
+  for (Pairs& pairs : s.pairs) {
+    pairs.keys = ints(n);
+    pairs.places = ints(n);
+  }
+  s.counts = ints(ceil_div(n, kEmbeddingSortTile) * kEmbeddingDigits);
+  s.first = ints(args.vocab_size + 1);
+  s.partials = reinterpret_cast<float*>(at);
+  return s;
+}
+
+/// Sorts places by token; returns the sorted pairs, which are one of the two in the scratch.
+Pairs sort_places(cudaStream_t stream, const EmbeddingBackward& args, const Scratch& scratch, int n,
+                  int vocab) {
+  sort_keys_kernel<<<grid_of(ceil_div(n, kSortThreads)), kSortThreads, 0, stream>>>(
+      scratch.pairs[0], args.tokens.as<int32_t>(), n, vocab);
+  CUDA_CHECK_LAUNCH(sort_keys);
+  const unsigned tiles = grid_of(ceil_div(n, kTile));
+  int now = 0;
+  for (int shift = 0; shift < 32 && (vocab >> shift) != 0; shift += 8, now ^= 1) {
+    sort_count_kernel<<<tiles, kSortThreads, 0, stream>>>(scratch.counts, scratch.pairs[now].keys, n, shift);
+    CUDA_CHECK_LAUNCH(sort_count);
+    sort_move_kernel<<<tiles, kSortThreads, 0, stream>>>(scratch.pairs[now ^ 1], scratch.pairs[now],
+                                                         scratch.counts, n, shift);
+    CUDA_CHECK_LAUNCH(sort_move);
+  }
+  return scratch.pairs[now];
+}
+
+template <class T, int W>
+void sum_tokens(cudaStream_t stream, const EmbeddingBackward& args, const Scratch& scratch, Pairs sorted,
+                int n) {
+  const int channels = static_cast<int>(args.d_out.dim(2));
+  const int slices = ceil_div(ceil_div(channels, W), 32);
+  const SumPointers<T> p{.d_table = args.d_token_table.as<float>(),
+                         .partials = scratch.partials,
+                         .d_out = args.d_out.as<T>(),
+                         .keys = sorted.keys,
+                         .places = sorted.places,
+                         .first = scratch.first,
+                         .n = n,
+                         .vocab = static_cast<int>(args.vocab_size),
+                         .channels = channels,
+                         .slices = slices,
+                         .accumulate = args.accumulate_tokens};
+  if (n > kPiece) {
+    const int64_t warps = 2 * static_cast<int64_t>(ceil_div(n, kPiece)) * slices;
+    embedding_pieces_kernel<T, W>
+        <<<grid_of(ceil_div<int64_t>(warps, kSumWarps)), 32 * kSumWarps, 0, stream>>>(p, warps);
+    CUDA_CHECK_LAUNCH(embedding_pieces);
+  }
+  const int64_t warps = args.d_token_table.dim(0) * slices;
+  embedding_rows_kernel<T, W>
+      <<<grid_of(ceil_div<int64_t>(warps, kSumWarps)), 32 * kSumWarps, 0, stream>>>(p, warps);
+  CUDA_CHECK_LAUNCH(embedding_rows);
+}
+
+template <class T, int W>
+void sum_positions(cudaStream_t stream, const EmbeddingBackward& args) {
+  const int channels = static_cast<int>(args.d_out.dim(2));
+  const int64_t items = args.d_position_table.dim(0) * (channels / W);
+  position_rows_kernel<T, W><<<grid_of(ceil_div<int64_t>(items, 256)), 256, 0, stream>>>(
+      args.d_position_table.as<float>(), args.d_out.as<T>(), args.tokens.as<int32_t>(),
+      static_cast<int>(args.d_out.dim(0)), static_cast<int>(args.d_out.dim(1)), channels,
+      static_cast<int>(args.vocab_size), items, args.accumulate_positions);
+  CUDA_CHECK_LAUNCH(position_rows);
+}
+
+}  // namespace
+
+void embedding_forward(const Context& ctx, const EmbeddingForward& args) {
+  check(args);
+  const int64_t length = args.out.dim(1), places = args.out.dim(0) * length, channels = args.out.dim(2);
+  CHECK(channels < int64_t{1} << 30, "embedding: rows of less than 2^30 elements, here ", channels);
+  if (places * channels == 0) return;
+  with_element(args.out.dtype, [&](auto element) {
+    using T = decltype(element);
+    T* out = args.out.as<T>();
+    const T* token_table = args.token_table.as<T>();
+    const T* position_table = args.position_table ? args.position_table.as<T>() : nullptr;
+    const unsigned grid = grid_of(ceil_div<int64_t>(places, kRowWarps));
+    const auto run = [&](auto kernel) {
+      kernel<<<grid, 32 * kRowWarps, 0, stream_of(ctx)>>>(
+          out, args.tokens.as<int32_t>(), token_table, position_table, places, static_cast<int>(length),
+          static_cast<int>(channels), args.vocab_size, args.bad_token.as<int64_t>());
+      CUDA_CHECK_LAUNCH(embedding_forward);
+    };
+    if (channels % kVector<T> == 0 && aligned_to(16, out, token_table, position_table))
+      run(embedding_forward_kernel<T, kVector<T>>);
+    else
+      run(embedding_forward_kernel<T, 1>);
+  });
+}
+
+void embedding_backward(const Context& ctx, const EmbeddingBackward& args) {
+  check(args);
+  const int64_t places = args.tokens.size(), channels = args.d_out.dim(2);
+  CHECK(places < int64_t{1} << 30 && args.vocab_size < int64_t{1} << 30 && channels < int64_t{1} << 30,
+        "embedding: fewer than 2^30 places, tokens and channels, here ", places, ", ", args.vocab_size, ", ",
+        channels);
+  require_scratch({"embedding_backward", "scratch", args.scratch},
+                  embedding_backward_scratch_bytes(places, channels, args.vocab_size));
+  if (places * channels == 0) return;
+  const cudaStream_t stream = stream_of(ctx);
+  const int n = static_cast<int>(places), vocab = static_cast<int>(args.vocab_size);
+  const Scratch scratch = cut(args, places);
+  const Pairs sorted = sort_places(stream, args, scratch, n, vocab);
+  first_place_kernel<<<grid_of(ceil_div(vocab + 1, 256)), 256, 0, stream>>>(scratch.first, sorted.keys, n,
+                                                                            vocab);
+  CUDA_CHECK_LAUNCH(first_place);
+
+  with_element(args.d_out.dtype, [&](auto element) {
+    using T = decltype(element);
+    const bool vectors =
+        channels % kVector<T> == 0 && aligned_to(16, args.d_out.as<T>(), args.d_token_table.as<float>());
+    if (vectors)
+      sum_tokens<T, kVector<T>>(stream, args, scratch, sorted, n);
+    else
+      sum_tokens<T, 1>(stream, args, scratch, sorted, n);
+    if (!args.d_position_table) return;
+    if (vectors && aligned_to(16, args.d_position_table.as<float>()))
+      sum_positions<T, kVector<T>>(stream, args);
+    else
+      sum_positions<T, 1>(stream, args);
+  });
+}
+
+}  // namespace kinoe::cuda
