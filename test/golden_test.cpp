@@ -14,7 +14,6 @@
 namespace kinoe {
 namespace {
 
-constexpr Context kCpu;
 constexpr int64_t kBatch = 2, kLength = 17;
 
 std::string folder(const std::string& name) {
@@ -53,40 +52,56 @@ double distance(const float* a, const std::vector<float>& b) {
   return std::isnan(result) ? INFINITY : result;
 }
 
-class GoldenTest : public testing::TestWithParam<const char*> {
- protected:
-  GoldenTest()
-      : golden(GetParam()),
-        run(kCpu, load_model_config(folder(GetParam())), DType::f32,
-            {.batch = kBatch, .length = kLength, .head_rows = 10},
-            {.beta1 = 0.9F, .beta2 = 0.95F, .eps = 1e-8F, .weight_decay = 0.1F, .grad_clip = 1.0}),
-        tokens(golden.read<int32_t>("tokens")),
-        targets(golden.read<int32_t>("targets")) {
-    const auto files = posix_files();
-    std::vector<float> flat(static_cast<size_t>(run.model.table.flat_size()));
-    read_weights(*files, folder(GetParam()), run.model.table, flat.data());
-    set_parameters(kCpu, run.parameters, flat.data());
-  }
-  double mean_loss() const { return run.state().loss_sum / static_cast<double>(run.state().target_tokens); }
+struct Case {
+  const char* name;
+  Backend backend;
+};
 
-  Golden golden;
-  ModelRun run;
+/// In fp32 on either backend.
+class GoldenTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    const auto [name, backend] = GetParam();
+    if (backend == Backend::cuda && (gpu_count() == 0 || gpu_info(0).compute_capability < 80))
+      GTEST_SKIP() << "no GPU of compute capability 8.0 or later";
+    device = backend == Backend::cuda ? Device::gpu(0) : Device::cpu();
+    golden = std::make_unique<Golden>(name);
+    const WorkShape shape{.batch = kBatch, .length = kLength, .head_rows = 10};
+    const OptimizerSettings settings{
+        .beta1 = 0.9F, .beta2 = 0.95F, .eps = 1e-8F, .weight_decay = 0.1F, .grad_clip = 1.0};
+    run = std::make_unique<ModelRun>(device->context(), load_model_config(folder(name)), DType::f32, shape,
+                                     settings);
+    tokens = golden->read<int32_t>("tokens");
+    targets = golden->read<int32_t>("targets");
+    const auto files = posix_files();
+    std::vector<float> flat(static_cast<size_t>(run->model.table.flat_size()));
+    read_weights(*files, folder(name), run->model.table, flat.data());
+    set_parameters(run->ctx, run->parameters, flat.data());
+  }
+  [[nodiscard]] double mean_loss() const {
+    return run->state().loss_sum / static_cast<double>(run->state().target_tokens);
+  }
+
+  std::unique_ptr<Device> device;  // before what lives on it
+  std::unique_ptr<Golden> golden;
+  std::unique_ptr<ModelRun> run;
   std::vector<int32_t> tokens, targets;
 };
 
 TEST_P(GoldenTest, Logits) {
-  run.set_batch(tokens, targets);
-  begin_step(kCpu, run.acts);
-  forward(kCpu, run.model, run.acts, run.hooks());
-  const auto expected = golden.read<float>("logits");
-  const int64_t vocab = run.model.config.vocab_size;
+  run->set_batch(tokens, targets);
+  begin_step(run->ctx, run->acts);
+  forward(run->ctx, run->model, run->acts, run->hooks());
+  const auto expected = golden->read<float>("logits");
+  const int64_t vocab = run->model.config.vocab_size;
   std::vector<float> got;
   for (int64_t first = 0; first < kBatch * kLength; first += 10) {
     std::vector<int64_t> rows;
     for (int64_t n = first; n < std::min(first + 10, kBatch * kLength); ++n) rows.push_back(n);
-    const Tensor logits = head_logits(kCpu, run.model, run.acts, run.hooks(), rows);
+    const Tensor logits = head_logits(run->ctx, run->model, run->acts, run->hooks(), rows);
+    const auto values = run->host<float>(logits);
     for (int64_t i = 0; i < logits.rows(); ++i) {
-      const float* row = logits.as<float>() + i * logits.columns();
+      const float* row = values.data() + i * logits.columns();
       got.insert(got.end(), row, row + vocab);
     }
   }
@@ -96,30 +111,30 @@ TEST_P(GoldenTest, Logits) {
 
 TEST_P(GoldenTest, LossAndEveryGradient) {
   const double nominal = static_cast<double>(kBatch * kLength);
-  run.micro_batch(tokens, targets, true, nominal);
-  EXPECT_EQ(run.state().target_tokens, kBatch * kLength - 2);
-  EXPECT_NEAR(mean_loss(), static_cast<double>(golden.read<float>("loss")[0]), 2e-6);
-  auto gradient = run.host<float>(run.parameters.gradients);
+  run->micro_batch(tokens, targets, true, nominal);
+  EXPECT_EQ(run->state().target_tokens, kBatch * kLength - 2);
+  EXPECT_NEAR(mean_loss(), static_cast<double>(golden->read<float>("loss")[0]), 2e-6);
+  auto gradient = run->host<float>(run->parameters.gradients);
   // Ours are of the sum over nominal tokens, PyTorch's of the mean over targets.
   for (float& g : gradient) g = static_cast<float>(static_cast<double>(g) * nominal / (nominal - 2));
-  for (const Parameter& p : run.model.table.parameters()) {
-    const auto expected = golden.read<float>("grad." + p.name);
+  for (const Parameter& p : run->model.table.parameters()) {
+    const auto expected = golden->read<float>("grad." + p.name);
     ASSERT_EQ(static_cast<int64_t>(expected.size()), p.size) << p.name;
     EXPECT_LT(distance(gradient.data() + p.offset, expected), 1e-5) << p.name;
   }
 }
 
 TEST_P(GoldenTest, TenAdamWSteps) {
-  const auto losses = golden.read<double>("losses");
+  const auto losses = golden->read<double>("losses");
   for (size_t step = 0; step < losses.size(); ++step) {
-    run.micro_batch(tokens, targets, true, static_cast<double>(kBatch * kLength));
+    run->micro_batch(tokens, targets, true, static_cast<double>(kBatch * kLength));
     EXPECT_NEAR(mean_loss(), losses[step], 1e-5) << "step " << step + 1;
-    run.optimizer->update(kCpu, run.acts, 1e-3, static_cast<int64_t>(step) + 1,
-                          static_cast<double>(kBatch * kLength));
+    run->optimizer->update(run->ctx, run->acts, 1e-3, static_cast<int64_t>(step) + 1,
+                           static_cast<double>(kBatch * kLength));
   }
-  const auto masters = run.host<float>(run.parameters.masters);
-  for (const Parameter& p : run.model.table.parameters()) {
-    auto expected = golden.read<float>("after." + p.name);
+  const auto masters = run->host<float>(run->parameters.masters);
+  for (const Parameter& p : run->model.table.parameters()) {
+    auto expected = golden->read<float>("after." + p.name);
     std::vector<float> got(masters.begin() + p.offset, masters.begin() + p.offset + p.size);
     if (p.name.ends_with("attn.c_attn.bias")) {
       // Softmax is blind to a constant added to all keys' scores: the gradient of GPT-2's key bias is zero but for rounding, and Adam
@@ -132,8 +147,16 @@ TEST_P(GoldenTest, TenAdamWSteps) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Transformers, GoldenTest, testing::Values("gpt2", "llama_untied", "llama_tied"),
-                         [](const auto& which) { return std::string(which.param); });
+std::string case_name(const testing::TestParamInfo<Case>& which) {
+  return cat(which.param.name, which.param.backend == Backend::cuda ? "_gpu" : "_cpu");
+}
+
+INSTANTIATE_TEST_SUITE_P(Transformers, GoldenTest,
+                         testing::Values(Case{"gpt2", Backend::cpu}, Case{"llama_untied", Backend::cpu},
+                                         Case{"llama_tied", Backend::cpu}, Case{"gpt2", Backend::cuda},
+                                         Case{"llama_untied", Backend::cuda},
+                                         Case{"llama_tied", Backend::cuda}),
+                         case_name);
 
 }  // namespace
 }  // namespace kinoe
