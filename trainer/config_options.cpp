@@ -76,7 +76,7 @@ Option<C> real(std::string name, std::string group, Field C::*field, Range range
 
 /// A word out of a list. `from` turns its index into the field's value, `to` back.
 template <class C, class Field, class From, class To>
-Option<C> choice(std::string name, std::string group, Field C::*field, Strings words, From from, To to,
+Option<C> choice(std::string name, std::string group, Field C::*field, const Strings& words, From from, To to,
                  std::string help) {
   std::string metavar;
   for (const std::string& word : words) metavar += (metavar.empty() ? "" : "|") + word;
@@ -97,17 +97,18 @@ Option<C> choice(std::string name, std::string group, Field C::*field, Strings w
 }
 
 template <class C>
-Option<C> word(std::string name, std::string group, std::string C::*field, Strings words, std::string help) {
+Option<C> word(std::string name, std::string group, std::string C::*field, const Strings& words,
+               std::string help) {
   return choice(
-      std::move(name), std::move(group), field, std::move(words),
-      [](size_t, const std::string& text) { return text; }, [](const std::string& text) { return text; },
-      std::move(help));
+      std::move(name), std::move(group), field, words, [](size_t, const std::string& text) { return text; },
+      [](const std::string& text) { return text; }, std::move(help));
 }
 
 template <class C, class Field>
-Option<C> number_type(std::string name, std::string group, Field C::*field, Strings words, std::string help) {
+Option<C> number_type(std::string name, std::string group, Field C::*field, const Strings& words,
+                      std::string help) {
   return choice(
-      std::move(name), std::move(group), field, std::move(words),
+      std::move(name), std::move(group), field, words,
       [](size_t, const std::string& text) { return text == "bf16" ? DType::bf16 : DType::f32; },
       [](DType type) { return name_of(type); }, std::move(help));
 }
@@ -171,8 +172,8 @@ Option<C> flag(std::string name, std::string group, bool C::*field, std::string 
 }
 
 template <class C, class Other>
-Option<C> instead_of(Option<C> option, std::string other, Other C::*field) {
-  option.excludes = std::move(other);
+Option<C> instead_of(Option<C> option, const std::string& other, Other C::*field) {
+  option.excludes = other;
   option.clear_other = [field](C& c) { c.*field = {}; };
   return option;
 }

@@ -17,30 +17,30 @@ enum class Family : uint8_t { gpt2, llama };
 
 struct ModelConfig {
   Family family = Family::gpt2;
-  int64_t vocab_size = 0;       // true rows; memory holds padded_vocab()
+  int64_t vocab_size = 0;  // true rows; memory holds padded_vocab()
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t ffn = 0;              // width of the MLP
+  int64_t ffn = 0;  // width of the MLP
   int64_t max_positions = 0;
   NormKind norm = NormKind::layernorm;
   PositionKind position = PositionKind::learned;
   MlpKind mlp = MlpKind::gelu_tanh;
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
-  double rope_factor = 1.0;      // Llama 3's stretching of slow rotations (rope_scaling); 1: none
+  double rope_factor = 1.0;  // Llama 3's stretching of slow rotations (rope_scaling); 1: none
   double rope_low_freq_factor = 1.0;
   double rope_high_freq_factor = 4.0;
   int64_t rope_original_positions = 0;
   bool qkv_bias = false;
-  bool output_bias = false;     // of the attention's output projection
+  bool output_bias = false;  // of the attention's output projection
   bool mlp_bias = false;
   bool tied = false;            // lm_head shares the token embedding
   bool conv1d_weights = false;  // matrices stored [in, out] (GPT-2) instead of [out, in]
   double init_std = 0.02;
-  int64_t bos_token = -1;       // -1: none
+  int64_t bos_token = -1;  // -1: none
   int64_t eos_token = -1;
 
   [[nodiscard]] int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
