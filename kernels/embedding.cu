@@ -4,10 +4,7 @@
 // with 16-byte accesses. Expected: 85 % of the copy bandwidth counted by the table reads that the tokens ask for.
 //
 // Backward:
-//   1. Places are sorted by token: a stable radix sort of (token, place) pairs, least significant digit first, 8 bits a
-//      pass, as many passes as the vocabulary needs (2 up to 65,535 tokens, 3 beyond). A pass counts the digits of every
-//      tile of kEmbeddingSortTile pairs, and then every tile adds up the counts in front of it and moves its pairs to
-//      their places. Ids outside the vocabulary become the key V and are left at the end.
+//   1. Places are sorted by token, stably (embedding_sort.cuh). Ids outside the vocabulary are left at the end.
 //   2. The first place of every token in the sorted order, by binary search: `first[v]`, v = 0 ... V.
 //   3. Tokens with more than kEmbeddingPiece places are summed in pieces of that length first, so that one frequent
 //      token does not occupy a single warp. Which pieces exist is known from the sorted keys alone: of the pieces that
@@ -25,6 +22,7 @@
 
 #include "kernels/common/arguments.h"
 #include "kernels/common/cuda_util.cuh"
+#include "kernels/embedding_sort.cuh"
 
 namespace kinoe::cuda {
 namespace {
@@ -79,140 +77,6 @@ __global__ void __launch_bounds__(32 * kRowWarps)
       if (a < accesses) store<T, W>(row + a * W, x[i]);
     }
   }
-}
-
-// ---- Sort ---------------------------------------------------------------------------------------------------------------
-
-constexpr int kSortThreads = 256;
-constexpr int kSortWarps = kSortThreads / 32;
-constexpr int kDigits = static_cast<int>(kEmbeddingDigits);
-constexpr int kTile = static_cast<int>(kEmbeddingSortTile);
-constexpr int kRounds = kTile / kSortThreads;  // pairs of one thread
-static_assert(kDigits == kSortThreads, "one thread per digit");
-
-struct Pairs {
-  int32_t* keys;
-  int32_t* places;
-};
-
-/// The tokens as keys in front of the first pass.
-__global__ void __launch_bounds__(kSortThreads)
-    sort_keys_kernel(Pairs to, const int32_t* tokens, int n, int vocab) {
-  const int i = static_cast<int>(blockIdx.x) * kSortThreads + static_cast<int>(threadIdx.x);
-  if (i >= n) return;
-  const int token = tokens[i];
-  to.keys[i] = token >= 0 && token < vocab ? token : vocab;
-  to.places[i] = i;
-}
-
-/// counts[tile, digit]: how often the digit occurs in the tile.
-__global__ void __launch_bounds__(kSortThreads)
-    sort_count_kernel(int32_t* counts, const int32_t* keys, int n, int shift) {
-  __shared__ int count[kDigits];
-  count[threadIdx.x] = 0;
-  __syncthreads();
-  const int begin = static_cast<int>(blockIdx.x) * kTile;
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    const int i = begin + r * kSortThreads + static_cast<int>(threadIdx.x);
-    if (i < n) atomicAdd(&count[(keys[i] >> shift) & (kDigits - 1)], 1);
-  }
-  __syncthreads();
-  counts[static_cast<int64_t>(blockIdx.x) * kDigits + threadIdx.x] = count[threadIdx.x];
-}
-
-/// Sum over the threads in front, for kSortThreads threads.
-__device__ __forceinline__ int exclusive_sum(int x, int* shared) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  int inclusive = x;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int below = __shfl_up_sync(kAllLanes, inclusive, offset);
-    if (lane >= offset) inclusive += below;
-  }
-  if (lane == 31) shared[warp] = inclusive;
-  __syncthreads();
-  int before = 0;
-#pragma unroll
-  for (int w = 0; w < kSortWarps; ++w)
-    if (w < warp) before += shared[w];
-  return before + inclusive - x;
-}
-
-/// Moves the tile's pairs: those with smaller digits anywhere, then those with the same digit in earlier tiles, then in
-/// earlier warps, then earlier in the warp stand in front of a pair. Within a tile warp w has the w-th run of
-/// consecutive pairs and takes 32 of them at a time, so that lane order is their order.
-__global__ void __launch_bounds__(kSortThreads)
-    sort_move_kernel(Pairs to, Pairs from, const int32_t* counts, int n, int shift) {
-  __shared__ int start[kSortWarps]
-                      [kDigits];  // first the warp's count, then where its next pair of the digit goes
-  __shared__ int warp_totals[kSortWarps];
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const int tile = static_cast<int>(blockIdx.x), tiles = static_cast<int>(gridDim.x);
-
-  int key[kRounds], place[kRounds], rank[kRounds];
-  const int begin = tile * kTile + warp * (kTile / kSortWarps);
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    const int i = begin + r * 32 + lane;
-    key[r] = i < n ? from.keys[i] : -1;
-    place[r] = i < n ? from.places[i] : 0;
-  }
-
-  int before = 0, total = 0;  // of digit `thread`: in earlier tiles, in all
-#pragma unroll 8
-  for (int t = 0; t < tiles; ++t) {
-    const int count = counts[static_cast<int64_t>(t) * kDigits + thread];
-    total += count;
-    if (t < tile) before += count;
-  }
-#pragma unroll
-  for (int w = 0; w < kSortWarps; ++w) start[w][thread] = 0;
-  before += exclusive_sum(total, warp_totals);  // meets all threads between clearing and counting
-
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    const bool live = key[r] >= 0;
-    const int digit = (key[r] >> shift) & (kDigits - 1);
-    const unsigned peers = __match_any_sync(kAllLanes, live ? digit : -1);
-    const unsigned below = peers & ((1U << lane) - 1U);
-    const int seen = live ? start[warp][digit] : 0;
-    __syncwarp();
-    rank[r] = seen + __popc(below);
-    if (live && below == 0) start[warp][digit] = seen + __popc(peers);
-    __syncwarp();
-  }
-  __syncthreads();
-#pragma unroll
-  for (int w = 0; w < kSortWarps; ++w) {
-    const int count = start[w][thread];
-    start[w][thread] = before;
-    before += count;
-  }
-  __syncthreads();
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    if (key[r] < 0) continue;
-    const int i = start[warp][(key[r] >> shift) & (kDigits - 1)] + rank[r];
-    to.keys[i] = key[r];
-    to.places[i] = place[r];
-  }
-}
-
-/// first[v]: how many sorted keys are smaller than v, for v = 0 ... vocab.
-__global__ void __launch_bounds__(256)
-    first_place_kernel(int32_t* first, const int32_t* keys, int n, int vocab) {
-  const int v = static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x);
-  if (v > vocab) return;
-  int low = 0, high = n;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (keys[middle] < v)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  first[v] = low;
 }
 
 // ---- Sums over the places of a token ------------------------------------------------------------------------------------
@@ -398,24 +262,6 @@ Scratch cut(const EmbeddingBackward& args, int64_t n) {
   return s;
 }
 
-/// Sorts places by token; returns the sorted pairs, which are one of the two in the scratch.
-Pairs sort_places(cudaStream_t stream, const EmbeddingBackward& args, const Scratch& scratch, int n,
-                  int vocab) {
-  sort_keys_kernel<<<grid_of(ceil_div(n, kSortThreads)), kSortThreads, 0, stream>>>(
-      scratch.pairs[0], args.tokens.as<int32_t>(), n, vocab);
-  CUDA_CHECK_LAUNCH(sort_keys);
-  const unsigned tiles = grid_of(ceil_div(n, kTile));
-  int now = 0;
-  for (int shift = 0; shift < 32 && (vocab >> shift) != 0; shift += 8, now ^= 1) {
-    sort_count_kernel<<<tiles, kSortThreads, 0, stream>>>(scratch.counts, scratch.pairs[now].keys, n, shift);
-    CUDA_CHECK_LAUNCH(sort_count);
-    sort_move_kernel<<<tiles, kSortThreads, 0, stream>>>(scratch.pairs[now ^ 1], scratch.pairs[now],
-                                                         scratch.counts, n, shift);
-    CUDA_CHECK_LAUNCH(sort_move);
-  }
-  return scratch.pairs[now];
-}
-
 template <class T, int W>
 void sum_tokens(cudaStream_t stream, const EmbeddingBackward& args, const Scratch& scratch, Pairs sorted,
                 int n) {
@@ -493,10 +339,9 @@ void embedding_backward(const Context& ctx, const EmbeddingBackward& args) {
   const cudaStream_t stream = stream_of(ctx);
   const int n = static_cast<int>(places), vocab = static_cast<int>(args.vocab_size);
   const Scratch scratch = cut(args, places);
-  const Pairs sorted = sort_places(stream, args, scratch, n, vocab);
-  first_place_kernel<<<grid_of(ceil_div(vocab + 1, 256)), 256, 0, stream>>>(scratch.first, sorted.keys, n,
-                                                                            vocab);
-  CUDA_CHECK_LAUNCH(first_place);
+  const Pairs sorted =
+      sort_places(stream, args.tokens.as<int32_t>(), n, vocab, scratch.pairs, scratch.counts);
+  find_first_places(stream, scratch.first, sorted.keys, n, vocab);
 
   with_element(args.d_out.dtype, [&](auto element) {
     using T = decltype(element);
