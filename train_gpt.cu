@@ -106,6 +106,10 @@ std::string grouped(int64_t n) {
   return digits;
 }
 
+std::string counted(int64_t n, const std::string& noun) {
+  return grouped(n) + " " + noun + (n == 1 ? "" : "s");
+}
+
 std::string mebibytes(size_t bytes) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
@@ -405,6 +409,10 @@ int train(RunConfig config, int argc, char** argv) {
       for (const std::string& warning : d->warnings())
         std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
   for (const std::string& note : notes) std::fprintf(stderr, "train_gpt: %s\n", note.c_str());
+  if (with_eval && data.validation->samples() < config.micro_batch.value())
+    std::fprintf(
+        stderr, "train_gpt: validation data has %s, fewer than one batch of %s: all of it is evaluated\n",
+        counted(data.validation->samples(), "sequence").c_str(), grouped(config.micro_batch.value()).c_str());
   if (planned.used() > info.free_bytes)
     fail(ExitCode::usage, "this run needs ", mebibytes(planned.used()), " and ", info.name, " has ",
          mebibytes(info.free_bytes),

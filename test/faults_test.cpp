@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstring>
+
 #include "test/program.h"
 
 namespace kinoe {
@@ -60,7 +62,8 @@ TEST_F(Faults, Row03WrongMagicSaysWhatTheFileLooksLike) {
   expect_error(kData, {"gzip.bin", "gzip"}, tiny({"--data", "gzip.bin"}));
   write("text.bin", std::string(500, 'a'));
   expect_error(kData, {"text.bin", "text"}, tiny({"--data", "text.bin"}));
-  write_shard("swapped.bin", tokens(500), __builtin_bswap32(kMagic16), __builtin_bswap32(1));
+  write_shard("swapped.bin", tokens(500), static_cast<int32_t>(__builtin_bswap32(kMagic16)),
+              static_cast<int32_t>(__builtin_bswap32(1)));
   expect_error(kData, {"swapped.bin", "byte"}, tiny({"--data", "swapped.bin"}));
   write_shard("version.bin", tokens(500), kMagic16, 9);
   expect_error(kData, {"version.bin", "version 9"}, tiny({"--data", "version.bin"}));

@@ -364,7 +364,7 @@ std::string prepare_run_directory(Files& files, const RunDirectoryRequest& reque
       if (!names.empty() && !request.resume)
         fail(ExitCode::usage, "run directory ", path, " exists and is not empty (", names.size(),
              names.size() == 1 ? " entry, " : " entries, such as ", names.front(),
-             "): nothing was changed; choose another --out, or continue that run with --resume auto");
+             "): nothing was changed; choose another --out");
     }
 
     try {
