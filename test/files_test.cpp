@@ -250,7 +250,7 @@ TEST(RunDirectory, ExistingRunIsNotTouchedWithoutResume) {
   const FreshDirectory dir;
   FaultyFiles files;
   put_file(dir / "metrics.jsonl", "{}");
-  expect_error(ExitCode::usage, {dir.path(), "not empty", "1 entry, metrics.jsonl", "--out", "--resume"},
+  expect_error(ExitCode::usage, {dir.path(), "not empty", "1 entry, metrics.jsonl", "--out"},
                [&] { prepare_run_directory(files, {.path = dir.path()}); });
   EXPECT_EQ(read_file(files, dir / "metrics.jsonl"), "{}");
   for (const std::string& call : files.log()) EXPECT_EQ(call.substr(0, 5), "mkdir") << call;
