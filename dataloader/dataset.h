@@ -78,7 +78,6 @@ class Dataset {
   int64_t vocab_size_ = 0;
   int64_t samples_ = 0;
   int64_t tokens_ = 0;
-  int64_t skipped_ = 0;
   bool byte_tokens_ = false;
   std::vector<Source> sources_;
   std::vector<std::string> warnings_;
