@@ -93,8 +93,9 @@ inline std::vector<NormCase> norm_cases() {
       cases.push_back({kSmall, 7, 16, rms, branch, !bias});  // LayerNorm without, RMSNorm with a bias
       cases.push_back({kCompare, 129, 65, rms, branch, bias});
       cases.push_back({kCompare, 1000, 96, rms, branch, bias});
-      for (const int64_t c : preset_widths()) cases.push_back({kCompare, 37, c, rms, branch, bias});
+      for (const int64_t c : preset_widths()) cases.push_back({kCompare, 13, c, rms, branch, bias});
     }
+  cases.push_back({kCompare, 301, 1600, false, true, true});  // wide, and more rows than row groups
   cases.push_back({kBench, 65536, 768, false, true, true});
   cases.push_back({kBench, 16384, 1600, false, true, true});
   cases.push_back({kBench, 16384, 2048, true, true, false});
