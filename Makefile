@@ -27,7 +27,7 @@ export CXX NVCC MPICXX CPPFLAGS LDFLAGS MPI
 Q := $(if $(V),,@)
 
 # ---------------------------------------------------------------------------------------------- targets
-.PHONY: all demo test lint clean binary tests run-demo run-tests
+.PHONY: all demo test lint clean binary tests cuda run-demo run-tests
 PARALLEL = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 all:
@@ -52,17 +52,18 @@ clean:
 	rm -rf build train_gpt compile_commands.json
 
 # ---------------------------------------------------------------------------------------------- building
-ifneq ($(filter binary tests run-demo run-tests,$(MAKECMDGOALS)),)
+ifneq ($(filter binary tests cuda run-demo run-tests,$(MAKECMDGOALS)),)
 
 include build/probe.mk
-# Looked at again when the compilers change, or when the tests want a GoogleTest that was not there.
+# Looked at again when the compilers change, or when the tests want a GoogleTest that was not there. (Not by .PHONY:
+# make would not read a phony makefile again.)
 ifndef MAKE_RESTARTS
 ifneq ($(PROBE_KEY),$(shell scripts/probe.sh --key))
-.PHONY: build/probe.mk
+build/probe.mk: FORCE
 endif
-ifneq ($(filter tests run-tests,$(MAKECMDGOALS)),)
+ifneq ($(filter tests cuda run-tests,$(MAKECMDGOALS)),)
 ifneq ($(HAVE_GTEST),1)
-.PHONY: build/probe.mk
+build/probe.mk: FORCE
 endif
 endif
 endif
@@ -70,11 +71,12 @@ build/probe.mk: scripts/probe.sh
 	@scripts/probe.sh $@
 
 CUDA_SOURCES := $(wildcard kernels/*.cu kernels/common/*.cu)
-CUDA_FOUND := $(and $(HAVE_NVCC),$(HAVE_CUBLASLT),$(CUDA_SOURCES))
-ifeq ($(CUDA)$(CUDA_FOUND),1)
+CUDA_FOUND := $(and $(HAVE_NVCC),$(HAVE_CUBLASLT))
+ifeq ($(CUDA)|$(CUDA_FOUND),1|)
 $(error CUDA=1, but nvcc with cuBLASLt was not found: put nvcc on the PATH, or give NVCC=/path/to/nvcc)
 endif
-USE_CUDA := $(if $(or $(filter 0,$(CUDA)),$(SAN)),,$(CUDA_FOUND))
+# The backend as a whole stands and falls with its device layer.
+USE_CUDA := $(if $(or $(filter 0,$(CUDA)),$(SAN)),,$(and $(CUDA_FOUND),$(wildcard kernels/common/device.cu)))
 
 VARIANT := $(if $(SAN),asan,$(if $(USE_CUDA),cuda,host))
 B := build/$(VARIANT)
@@ -84,7 +86,8 @@ SOURCES := $(wildcard kernels/*.cpp kernels/common/*.cpp dataloader/*.cpp traine
 SOURCES := $(filter-out $(if $(USE_CUDA),%_cuda_fallback.cpp),$(SOURCES))
 TEST_SOURCES := $(wildcard test/*.cpp)
 
-OBJECTS := $(SOURCES:%.cpp=$B/%.o) $(if $(USE_CUDA),$(CUDA_SOURCES:%.cu=$B/%.cu.o))
+CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=$B/%.cu.o)
+OBJECTS := $(SOURCES:%.cpp=$B/%.o) $(if $(USE_CUDA),$(CUDA_OBJECTS))
 TEST_OBJECTS := $(TEST_SOURCES:%.cpp=$B/%.o)
 
 OPTIMIZE := -O3
@@ -94,13 +97,14 @@ OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-san
 DEFINES := -DKINOE_NO_SIMD
 endif
 DEFINES += -DKINOE_WITH_CUDA=$(if $(USE_CUDA),1,0)
-WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow $(if $(WERROR),-Werror)
+# -Wrestrict of g++ 12 is wrong about std::string (GCC bug 105651).
+WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wno-restrict $(if $(WERROR),-Werror)
 COMPILE := $(CXX) -std=c++20 $(OPTIMIZE) -fno-math-errno -fno-trapping-math -fopenmp -I. $(DEFINES) $(WARNINGS) $(CPPFLAGS) $(CXXFLAGS)
 # The tests' own code is run once: optimizing it less saves more time than it costs.
 COMPILE_TEST := $(COMPILE:-O3=-O1)
 comma := ,
 COMPILE_CUDA := $(NVCC) -ccbin $(CXX) -std=c++20 -O3 $(NVCC_ARCH) --threads 3 --expt-relaxed-constexpr -lineinfo \
-  -Xptxas=--warn-on-spills $(if $(WERROR),-Werror all-warnings) -I. $(DEFINES) \
+  -Xptxas=--warn-on-spills $(if $(WERROR),-Werror all-warnings) -I. -DKINOE_WITH_CUDA=1 \
   $(patsubst %,-Xcompiler=%,-fopenmp $(WARNINGS)) $(CPPFLAGS) $(NVCCFLAGS)
 
 LIBS := -lxxhash -lpthread
@@ -114,6 +118,9 @@ binary: $B/train_gpt
 	@echo "built $(if $(SAN),$<,./train_gpt): $(if $(USE_CUDA),CUDA for sm_80$(comma) sm_90a and later,CPU only)"
 
 tests: $B/kinoe_tests
+
+# Every CUDA file, the program and the tests with them: what `.ci/run` compiles where no GPU is.
+cuda: $(CUDA_OBJECTS) $(if $(USE_CUDA),binary tests)
 
 run-demo: binary
 	@scripts/demo.sh
@@ -133,7 +140,12 @@ $B/kinoe_tests: $(TEST_OBJECTS) $(OBJECTS) $B/link.command
 $B/%.o: %.cpp $B/compile.command
 	@echo "  C++   $<"
 	@mkdir -p $(@D)
-	$(Q)$(COMPILE) -MMD -MP -c $< -o $@
+	$(Q)$(COMPILE) $(DEFINE_COMMIT) -MMD -MP -c $< -o $@
+
+# A run records the commit it was built from.
+COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null))
+$B/trainer/monitor_run.o: DEFINE_COMMIT = $(if $(COMMIT),-DKINOE_COMMIT='"$(COMMIT)"')
+$B/trainer/monitor_run.o: $B/commit.command
 
 $B/test/%.o: test/%.cpp $B/compile.command
 	@echo "  C++   $<"
@@ -151,13 +163,14 @@ $B/%.cu.o: %.cu $B/compile.command
 	$(Q)$(COMPILE_CUDA) -MMD -MP -c $< -o $@
 
 # Files that hold a command line, rewritten when it changes: what depends on them is then made again.
-$B/compile.command: COMMAND = $(COMPILE) $(if $(USE_CUDA),$(COMPILE_CUDA))
+$B/compile.command: COMMAND = $(COMPILE) $(if $(CUDA_FOUND),$(COMPILE_CUDA))
+$B/commit.command: COMMAND = $(COMMIT)
 $B/link.command: COMMAND = $(LINK) $(LIBS) $(OBJECTS) $(TEST_OBJECTS)
 $B/%.command: FORCE
 	@mkdir -p $(@D)
 	@echo '$(COMMAND)' | cmp -s - $@ || echo '$(COMMAND)' >$@
 .PHONY: FORCE
 
--include $(patsubst %.o,%.d,$(OBJECTS) $(TEST_OBJECTS) $B/train_gpt.o)
+-include $(patsubst %.o,%.d,$(OBJECTS) $(CUDA_OBJECTS) $(TEST_OBJECTS) $B/train_gpt.o)
 
 endif

@@ -49,17 +49,20 @@ packages_of() {
   for name in "$@"; do package_of "$name"; done | tr ' ' '\n' | sort -u | tr '\n' ' '
 }
 
-# apt-get install PACKAGES; the lists are fetched first when they do not know a package, and once more when the
-# download fails, since old lists name files that are gone.
+# apt-get install PACKAGES. The lists are fetched, at most once, when they do not know a package or when a download
+# fails, since old lists name files that are gone.
+updated=""
+update() {
+  [ -z "$updated" ] || return 1
+  updated=1
+  run apt-get -q -o DPkg::Lock::Timeout=300 -o APT::Update::Error-Mode=any update
+}
 install() {
-  local package update=""
+  local package
   for package in "$@"; do
-    apt-cache policy "$package" 2>/dev/null | grep -q '^  Candidate: [^(]' || update=1
+    apt-cache policy "$package" 2>/dev/null | grep -q '^  Candidate: [^(]' || { update; break; }
   done
-  [ -z "$update" ] || run apt-get -q -o DPkg::Lock::Timeout=300 update
-  run_install "$@" && return
-  [ -z "$update" ] || return
-  run apt-get -q -o DPkg::Lock::Timeout=300 update && run_install "$@"
+  run_install "$@" || { update && run_install "$@"; }
 }
 run_install() { run apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"; }
 
@@ -89,7 +92,8 @@ look
 if [ -n "$missing$wanted" ]; then
   # shellcheck disable=SC2086
   packages=$(packages_of $missing $wanted)
-  by_hand="sudo apt-get update && sudo apt-get install -y $packages"
+  sudo=$([ "$(id -u)" -eq 0 ] || echo "sudo ")
+  by_hand="${sudo}apt-get update && ${sudo}apt-get install -y $packages"
   if ! command -v apt-get >/dev/null; then
     [ -z "$missing" ] || give_up "there is no apt-get here; install these with this system's own tool, then run the same again"
     echo "setup: without Open MPI: one process only"
@@ -98,7 +102,7 @@ if [ -n "$missing$wanted" ]; then
     echo "setup: without Open MPI: one process only. To add it: $by_hand"
   else
     # What is only of use must not stop the rest.
-    # shellcheck disable=SC2086
+    # shellcheck disable=SC2086,SC2046
     install $packages || { [ -n "$wanted" ] && [ -n "$missing" ] && install $(packages_of $missing); } ||
       [ -z "$missing" ] || give_up "apt-get failed, see above (no network?); once it works run: $by_hand"
     rm -rf "$work"
