@@ -8,7 +8,7 @@
 namespace kinoe {
 
 /// Elements per chunk: the unit of sharding, of the norm and of the optimizer (DESIGN: buckets are cut into chunks).
-inline constexpr int64_t kChunk = 16 * 1024;
+inline constexpr int64_t kChunk = int64_t{16} * 1024;
 
 /// partials[i] = sum of squares of gradients[i * kChunk, (i + 1) * kChunk).
 struct NormPartials {

@@ -2,6 +2,8 @@
 // moments bit by bit, and what the hash of the masters promises.
 #include "kernels/adamw.h"
 
+#include <cstring>
+
 #include "test/op_cases.h"
 #include "test/op_harness.h"
 
