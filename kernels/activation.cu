@@ -37,7 +37,9 @@ __device__ __forceinline__ float gelu(float x) { return x * gelu_logistic(x).val
 __device__ __forceinline__ float gelu_slope(float x) {
   const Logistic s = gelu_logistic(x);
   const float inner = 2.0F * kSqrt2OverPi * (1.0F + 3.0F * kCubic * s.square);
-  return s.value + x * inner * (s.value * (1.0F - s.value));
+  // Where s is 0 or 1 the second term is 0, also for a huge or infinite x. (A NaN is lost here and kept in s.)
+  const float bounded = fminf(fmaxf(x, -32.0F), 32.0F);
+  return s.value + bounded * inner * (s.value * (1.0F - s.value));
 }
 
 __device__ __forceinline__ float logistic(float x) { return reciprocal_fast(1.0F + exp2_fast(-kLog2E * x)); }

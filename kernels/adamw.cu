@@ -42,12 +42,15 @@ struct Coefficients {
   uint64_t rounding_seed;
 };
 
-/// The new values of one element. m and v are rounded only after they have been used.
+/// The new values of one element. m and v are rounded only after they have been used. Every rounding is spelled out:
+/// left to itself the compiler fuses differently in the vector and the single path, and bits would depend on alignment.
 __device__ __forceinline__ void update(float& p, float& m, float& v, float g, const Coefficients& c,
                                        float decay) {
-  m = c.beta1 * m + (1.0F - c.beta1) * g;
-  v = c.beta2 * v + (1.0F - c.beta2) * g * g;
-  p -= c.lr * (m * c.m_correction / (sqrtf(v * c.v_correction) + c.eps) + decay * p);
+  m = __fmaf_rn(c.beta1, m, __fmul_rn(1.0F - c.beta1, g));
+  v = __fmaf_rn(c.beta2, v, __fmul_rn(__fmul_rn(1.0F - c.beta2, g), g));
+  const float scale = __fadd_rn(__fsqrt_rn(__fmul_rn(v, c.v_correction)), c.eps);
+  const float step = __fdiv_rn(__fmul_rn(m, c.m_correction), scale);
+  p = __fmaf_rn(-c.lr, __fmaf_rn(decay, p, step), p);
 }
 
 /// `bits`: 16 of them are used; none for fp32.
@@ -66,7 +69,7 @@ __device__ __forceinline__ uint64_t update_one(const Pointers<M>& a, const Coeff
   float p = a.masters[i];
   if (apply) {
     float m = widen(a.m[i]), v = widen(a.v[i]);
-    update(p, m, v, a.gradients[i] * grad_scale, c, s.weight_decay);
+    update(p, m, v, __fmul_rn(a.gradients[i], grad_scale), c, s.weight_decay);
     uint32_t word = 0;
     if constexpr (sizeof(M) == 2) word = rounding_word(c.rounding_seed, s.tensor_key, index);
     a.masters[i] = p;
@@ -117,7 +120,7 @@ __device__ __forceinline__ uint64_t update_quad(const Pointers<M>& a, const Coef
   uint64_t hash = 0;
 #pragma unroll
   for (int j = 0; j < kQuad; ++j) {
-    update(p[j], m[j], v[j], g[j] * grad_scale, c, s.weight_decay);
+    update(p[j], m[j], v[j], __fmul_rn(g[j], grad_scale), c, s.weight_decay);
     hash += master_hash(s.tensor_key, index + j, __float_as_uint(p[j]));
   }
   store<float, kQuad>(a.masters + i, from_floats<float, kQuad>(p));
