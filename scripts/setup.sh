@@ -29,7 +29,9 @@ package_of() {
     xxhash) echo libxxhash-dev ;;
     gtest) echo libgtest-dev ;;
     mpi) echo libopenmpi-dev openmpi-bin ;;
-    make | git | clang-format | clang-tidy) echo "$1" ;;
+    # The formatting is that of clang-format 14; newer ones differ (see scripts/lint.sh).
+    clang-format) apt-cache policy clang-format-14 2>/dev/null | grep -q '^  Candidate: [^(]' && echo clang-format-14 || echo clang-format ;;
+    make | clang-tidy) echo "$1" ;;
   esac
 }
 
@@ -40,7 +42,9 @@ look() {
   run_probes $all_probes
   missing="" wanted=""
   for name in $required gtest; do found "$name" || missing="$missing $name"; done
-  for name in make ${lint:+clang-format clang-tidy}; do command -v "$name" >/dev/null || missing="$missing $name"; done
+  for name in make ${lint:+clang-format clang-tidy}; do
+    command -v "$name" >/dev/null || command -v "$name-14" >/dev/null || missing="$missing $name"
+  done
   [ "${MPI:-}" = 0 ] || found mpi || wanted=mpi
 }
 
