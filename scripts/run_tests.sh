@@ -75,7 +75,7 @@ for ((shard = 0; shard < shards; ++shard)); do
       ok) passed=$((passed + 1)) reported=$((reported + 1)) ;;
       skipped)
         skipped=$((skipped + 1)) reported=$((reported + 1))
-        echo "skipped: $name: $(output_of "$log" "$name" | sed -n '/: Skipped$/{n;s/^ *//p;q}')" ;;
+        printf '%s\t%s\n' "$(output_of "$log" "$name" | sed -n '/: Skipped$/{n;s/^ *//p;q}')" "$name" >>"$top/skipped" ;;
       failed)
         shard_failed=$((shard_failed + 1)) reported=$((reported + 1))
         echo "FAILED: $name"
@@ -101,6 +101,13 @@ for ((shard = 0; shard < shards; ++shard)); do
   failed=$((failed + shard_failed))
 done
 
+if [ -e "$top/skipped" ]; then
+  sort "$top/skipped" | awk -F '\t' '
+    function flush() { if (n) print "skipped " n ": " reason ": " names (n > 3 ? " ..." : "") }
+    $1 != reason { flush(); reason = $1; n = 0; names = "" }
+    { if (n++ < 3) names = names (n > 1 ? ", " : "") $2 }
+    END { flush() }'
+fi
 echo "slowest: $(sort -k3 -n -r "$top"/*.results | awk '/^(ok|failed) / && n++ < 5 { printf "%s%s %.1f s", (n > 1 ? ", " : ""), $2, $3 / 1000 }')"
 echo "$((SECONDS - begin)) s in $shards processes"
 if [ "$failed" -eq 0 ]; then
