@@ -25,6 +25,7 @@
 #include "trainer/files.h"
 #include "trainer/flops.h"
 #include "trainer/forward.h"
+#include "trainer/gemm_choices.h"
 #include "trainer/model.h"
 #include "trainer/model_config.h"
 #include "trainer/monitor.h"
@@ -367,6 +368,43 @@ void complete_speed(StepRecord& record, const TokenFlops& flops, const std::opti
   record.mem_peak_bytes = static_cast<int64_t>(bytes);
 }
 
+/// The algorithms of matrix products: taken from the user's cache, and kept there and in the run directory.
+class GemmRecord {
+ public:
+  GemmRecord(Files& files, Device& device, std::string run)
+      : files_(files), device_(device), run_(std::move(run)) {
+    if (device.gemm_key().empty() || gemm_cache_path().empty()) return;
+    device.pin_gemm_choices(read_gemm_choices(files, gemm_cache_path(), device.gemm_key()));
+  }
+
+  /// Writes what is new. A cache that cannot be written costs the next start some seconds, no more.
+  void save() {
+    const std::vector<GemmChoice> choices = device_.gemm_choices();
+    if (choices.size() == saved_) return;
+    saved_ = choices.size();
+    write_gemm_choices(files_, join_path(run_, "gemm.json"), device_.gemm_key(), choices);
+    try {
+      if (!gemm_cache_path().empty())
+        write_gemm_choices(files_, gemm_cache_path(), device_.gemm_key(), choices);
+    } catch (const FileError& error) {
+      std::fprintf(stderr, "train_gpt: warning: the cache of matrix-product algorithms was not written: %s\n",
+                   error.what());
+    }
+  }
+
+  void print() const {
+    std::printf("matrix products, column-major m x n x k, as measured when chosen\n");
+    for (const GemmChoice& choice : device_.gemm_choices())
+      std::printf("  %-64s %9.1f us %7.1f TFLOP/s\n", choice.shape.c_str(), choice.us, choice.tflops);
+  }
+
+ private:
+  Files& files_;
+  Device& device_;
+  std::string run_;
+  size_t saved_ = 0;
+};
+
 int train(RunConfig config, int argc, char** argv) {
   // Model and data decide the defaults.
   ModelConfig model_config = load_model_config(config.model);
@@ -433,6 +471,7 @@ int train(RunConfig config, int argc, char** argv) {
     write_file_durably(*files, join_path(run, "run.json"), to_json(record));
   });
 
+  GemmRecord gemms(*files, *device, run);
   const Memory memory = Memory::on(ctx.backend, planned.used());
   Arena arena(memory.data());
   RunMemory run_memory = take_memory(arena, model, config, optimizer, with_eval);
@@ -487,6 +526,10 @@ int train(RunConfig config, int argc, char** argv) {
   std::deque<PendingStep> pending;
   for (int64_t step = 1; step <= steps; ++step) {
     pending.push_back(training.step(step));
+    if (step == 1) {
+      gemms.save();
+      if (config.gemm_trace) gemms.print();
+    }
     const bool stop_here = step == steps || due(*config.eval_every, step) || due(*config.save_every, step) ||
                            due(*config.sample_every, step);
     StepRecord last;
@@ -512,6 +555,7 @@ int train(RunConfig config, int argc, char** argv) {
     }
   }
   monitor.finish();
+  gemms.save();
 
   LossCurveStyle style;
   style.title = cat(config.model, ", ", grouped(config.total_tokens()), " tokens");

@@ -29,6 +29,7 @@ declare -A may=(
   [health]="common collectives"
   [optimizer]="common op model_config parameters flops model collectives sharding health"
   [safetensors]="common files"
+  [gemm_choices]="common files"
   [checkpoint]="common model_config parameters files safetensors data_state"
 )
 for leaf in $leaves; do may[$leaf]="common"; done

@@ -60,7 +60,7 @@ const Strings kEverything = {
     "1e-9",      "--grad-clip",    "0.5",        "--adam-state",   "bf16",  "--eval-every",
     "20",        "--eval-batches", "4",          "--sample-every", "30",    "--device",
     "cuda",      "--dtype",        "fp32",       "--recompute",    "light", "--log-format",
-    "json",      "--dry-run"};
+    "json",      "--gemm-trace",   "--dry-run"};
 
 TEST(Config, WithoutArgumentsItTrainsWithDefaults) {
   const CommandLine c = parse({});
@@ -101,6 +101,7 @@ TEST(Config, EveryOptionReachesItsField) {
   EXPECT_EQ(c.dtype, DType::f32);
   EXPECT_EQ(c.recompute, "light");
   EXPECT_EQ(c.log_format, "json");
+  EXPECT_TRUE(c.gemm_trace);
   EXPECT_TRUE(c.dry_run);
   EXPECT_EQ(parse({"--steps", "5", "--warmup-tokens", "64k"}).run.steps, 5);
   EXPECT_EQ(parse({"--steps", "5", "--warmup-tokens", "64k"}).run.warmup_tokens, 64'000);
@@ -277,10 +278,31 @@ TEST(Config, Counts) {
                                                              {"0e99999999999", 0},
                                                              {"1.0005M", 1'000'500}};
   for (const auto& [text, value] : good) EXPECT_EQ(parse_count(text, "x", 0), value) << text;
-  for (const char* bad :
-       {"",          ".",     "k",       "1kk", "1 000", "1,000", "1m",    "1b",
-        "0x10",      "1.5",   "1.2345k", "1e",  "1e-1",  "e5",    "1e5.5", "9223372036854775808",
-        "10000000T", "1e400", "nan",     "inf", "--1",   "-1",    "1k "})
+  for (const char* bad : {"",
+                          ".",
+                          "k",
+                          "1kk",
+                          "1 000",
+                          "1,000",
+                          "1m",
+                          "1b",
+                          "0x10",
+                          "1.5",
+                          "1.2345k",
+                          "1e",
+                          "1e-1",
+                          "e5",
+                          "1e5.5",
+                          "9223372036854775808",
+                          "10000000T",
+                          "2e19",
+                          "20000000000000000000",
+                          "1e400",
+                          "nan",
+                          "inf",
+                          "--1",
+                          "-1",
+                          "1k "})
     EXPECT_CONTAINS(refusal_of([&] { parse_count(bad, "x", 0); }),
                     "x: expected a whole number of at least 0");
   EXPECT_EQ(parse_count("-3", "x", -5), -3);

@@ -39,6 +39,7 @@ TEST(ConfigToml, EntriesWithCommentsBlanksAndLineEnds) {
       "data = [ \"x\",  # first\n"
       "         'y',\n"
       "]\n"
+      "gemm-trace = true",
       "dry-run = true",
       "run.toml");
   ASSERT_EQ(entries.size(), 5U);

@@ -56,6 +56,7 @@ struct RunConfig {
   std::string recompute = "none";                 // none, light or block
   // Reports
   std::string log_format = "line";  // a name of trainer/monitor
+  bool gemm_trace = false;
   bool dry_run = false;
 
   // Only after resolve():

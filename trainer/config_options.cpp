@@ -244,6 +244,8 @@ std::vector<Option<RunConfig>> run_options() {
            "and of the activation; block: all within a layer; same results"),
       word("log-format", reports, &C::log_format, {"line", "megatron", "json"},
            "of the console; metrics.jsonl in the run directory always has everything"),
+      flag("gemm-trace", reports, &C::gemm_trace,
+           "after the first step, list each matrix product's shape, time and rate (GPU)"),
       flag("dry-run", reports, &C::dry_run,
            "check the options and data, print the table of the run, and stop"),
   };

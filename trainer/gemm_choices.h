@@ -1,0 +1,25 @@
+// Which matrix-product algorithms a run uses, kept in files: in the run directory, so that a run can be repeated to the bit,
+// and in the user's cache, so that the next start does not measure again.
+//
+// A file is JSON: { "<GPU>, <library version>": { "<shape>": { "algorithm": hex, "us": n, "tflops": n } } }.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/common/device.h"
+#include "trainer/files.h"
+
+namespace kinoe {
+
+/// $XDG_CACHE_HOME/kinoe/gemm.json, else ~/.cache/kinoe/gemm.json; "" where neither is known.
+std::string gemm_cache_path();
+
+/// Choices stored under `key`. None if the file is absent or damaged: what is missing is measured again.
+std::vector<GemmChoice> read_gemm_choices(Files& files, const std::string& path, const std::string& key);
+
+/// Stores choices under `key`, beside what the file has for other keys and shapes. Throws FileError.
+void write_gemm_choices(Files& files, const std::string& path, const std::string& key,
+                        const std::vector<GemmChoice>& choices);
+
+}  // namespace kinoe
