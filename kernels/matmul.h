@@ -24,8 +24,8 @@ struct MatmulForward {
 };
 
 struct MatmulDgrad {
-  Tensor dx;      // [N, C]; overwritten
-  Tensor dy;      // [N, O]
+  Tensor dx;  // [N, C]; overwritten
+  Tensor dy;  // [N, O]
   Tensor weight;
   WeightLayout layout = WeightLayout::out_in;
 };
@@ -34,14 +34,38 @@ struct MatmulWgrad {
   Tensor d_weight;  // fp32 (fp64 in fp64), in the layout of the weight
   Tensor d_bias;    // [O] fp32, or absent
   bool accumulate = false;
-  Tensor dy;        // [N, O]
-  Tensor x;         // [N, C]
+  Tensor dy;  // [N, O]
+  Tensor x;   // [N, C]
   WeightLayout layout = WeightLayout::out_in;
-  Tensor scratch;   // matmul_wgrad_scratch_bytes() bytes as int32; absent when that is 0
+  Tensor scratch;  // matmul_wgrad_scratch_bytes() bytes as int32; absent when that is 0
 };
 
+namespace cpu {
+/// None: a thread sums whole columns.
+inline constexpr size_t matmul_wgrad_scratch_bytes(int64_t /*rows*/, int64_t /*outputs*/,
+                                                   bool /*with_bias*/) {
+  return 0;
+}
+}  // namespace cpu
+namespace cuda {
+/// Row groups of the bias gradient: a constant, so that the bits do not depend on the number of multiprocessors.
+inline constexpr int64_t kBiasGroups = 264;
+
+inline constexpr size_t matmul_wgrad_scratch_bytes(int64_t rows, int64_t outputs, bool with_bias) {
+  return with_bias ? static_cast<size_t>((rows < kBiasGroups ? rows : kBiasGroups) * outputs * 4) : 0;
+}
+}  // namespace cuda
+
 /// For the bias gradient's partial sums; 0 where there is no bias.
-size_t matmul_wgrad_scratch_bytes(Backend backend, int64_t rows, int64_t outputs, bool with_bias);
+inline size_t matmul_wgrad_scratch_bytes(Backend backend, int64_t rows, int64_t outputs, bool with_bias) {
+  return backend == Backend::cuda ? cuda::matmul_wgrad_scratch_bytes(rows, outputs, with_bias)
+                                  : cpu::matmul_wgrad_scratch_bytes(rows, outputs, with_bias);
+}
+
+/// Throws unless types and shapes are as stated above; both backends call it first.
+void check(const MatmulForward& args);
+void check(const MatmulDgrad& args);
+void check(const MatmulWgrad& args);
 
 KINOE_OPERATION(matmul_forward, MatmulForward)
 KINOE_OPERATION(matmul_dgrad, MatmulDgrad)
