@@ -4,6 +4,7 @@
 #   make           ./train_gpt with everything this machine can build: CUDA where there is nvcc
 #   make demo      installs what is missing, builds, trains a small GPT and shows what it learned
 #   make test      installs what is missing, builds, runs all tests
+#   make bench     builds dev/bench_kernels and times every operation; ARGS="--filter adamw", ARGS=--help
 #   make lint      formatting, clang-tidy, layers, scripts; warnings are errors
 #   make clean     removes build/ and ./train_gpt
 #
@@ -27,7 +28,7 @@ export CXX NVCC MPICXX CPPFLAGS LDFLAGS MPI
 Q := $(if $(V),,@)
 
 # ---------------------------------------------------------------------------------------------- targets
-.PHONY: all demo test lint clean binary tests cuda run-demo run-tests
+.PHONY: all demo test bench lint clean binary tests cuda run-demo run-tests run-bench
 PARALLEL = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 all:
@@ -44,6 +45,9 @@ test:
 	@scripts/setup.sh
 	@$(MAKE) $(PARALLEL) $(HOST_ONLY) run-tests
 
+bench:
+	@$(MAKE) $(PARALLEL) $(HOST_ONLY) run-bench
+
 lint:
 	@scripts/setup.sh --lint
 	@scripts/lint.sh
@@ -52,7 +56,7 @@ clean:
 	rm -rf build train_gpt compile_commands.json
 
 # ---------------------------------------------------------------------------------------------- building
-ifneq ($(filter binary tests cuda run-demo run-tests,$(MAKECMDGOALS)),)
+ifneq ($(filter binary tests cuda run-demo run-tests run-bench,$(MAKECMDGOALS)),)
 
 include build/probe.mk
 # Looked at again when the compilers change, or when the tests want a GoogleTest that was not there. (Not by .PHONY:
@@ -85,10 +89,12 @@ B := build/$(VARIANT)
 SOURCES := $(wildcard kernels/*.cpp kernels/common/*.cpp dataloader/*.cpp trainer/*.cpp)
 SOURCES := $(filter-out $(if $(USE_CUDA),%_cuda_fallback.cpp),$(SOURCES))
 TEST_SOURCES := $(wildcard test/*.cpp)
+BENCH_SOURCES := $(wildcard dev/bench*.cpp dev/bench/*.cpp)
 
 CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=$B/%.cu.o)
 OBJECTS := $(SOURCES:%.cpp=$B/%.o) $(if $(USE_CUDA),$(CUDA_OBJECTS))
 TEST_OBJECTS := $(TEST_SOURCES:%.cpp=$B/%.o)
+BENCH_OBJECTS := $(BENCH_SOURCES:%.cpp=$B/%.o)
 
 OPTIMIZE := -O3
 ifdef SAN
@@ -128,7 +134,14 @@ run-demo: binary
 run-tests: binary tests
 	@KINOE_BINARY=$(CURDIR)/$B/train_gpt $(if $(SAN),KINOE_SANITIZE=1) scripts/run_tests.sh $B/kinoe_tests
 
+run-bench: $B/bench_kernels
+	@$B/bench_kernels $(ARGS)
+
 $B/train_gpt: $B/train_gpt.o $(OBJECTS) $B/link.command
+	@echo "  LINK  $@"
+	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
+
+$B/bench_kernels: $(BENCH_OBJECTS) $(OBJECTS) $B/link.command
 	@echo "  LINK  $@"
 	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
 
@@ -165,12 +178,12 @@ $B/%.cu.o: %.cu $B/compile.command
 # Files that hold a command line, rewritten when it changes: what depends on them is then made again.
 $B/compile.command: COMMAND = $(COMPILE) $(if $(CUDA_FOUND),$(COMPILE_CUDA))
 $B/commit.command: COMMAND = $(COMMIT)
-$B/link.command: COMMAND = $(LINK) $(LIBS) $(OBJECTS) $(TEST_OBJECTS)
+$B/link.command: COMMAND = $(LINK) $(LIBS) $(OBJECTS) $(TEST_OBJECTS) $(BENCH_OBJECTS)
 $B/%.command: FORCE
 	@mkdir -p $(@D)
 	@echo '$(COMMAND)' | cmp -s - $@ || echo '$(COMMAND)' >$@
 .PHONY: FORCE
 
--include $(patsubst %.o,%.d,$(OBJECTS) $(CUDA_OBJECTS) $(TEST_OBJECTS) $B/train_gpt.o)
+-include $(patsubst %.o,%.d,$(OBJECTS) $(CUDA_OBJECTS) $(TEST_OBJECTS) $(BENCH_OBJECTS) $B/train_gpt.o)
 
 endif

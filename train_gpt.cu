@@ -407,9 +407,15 @@ class GemmRecord {
 
 int train(RunConfig config, int argc, char** argv) {
   // Model and data decide the defaults.
-  ModelConfig model_config = load_model_config(config.model);
-  validate(model_config);
   const std::vector<DataSource> training_files = expand_data(config.data);
+  if (config.model.empty()) {
+    if (!byte_tokens(training_files))
+      fail(ExitCode::usage,
+           "token shards need a model of their vocabulary: give --model, for instance gpt2-124m");
+    config.model = on_stories(config) ? "tiny" : "small";
+  }
+  const ModelConfig model_config = load_model_config(config.model);
+  validate(model_config);
   const std::vector<DataSource> validation_files = expand_data(config.val_data);
   check_validation_apart(training_files, validation_files);
   RunFacts facts;

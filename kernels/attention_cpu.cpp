@@ -152,7 +152,8 @@ struct Tile {
 
   /// Keys [0, width) hold all that query r sees; whole vectors.
   [[nodiscard]] int64_t width(int64_t r) const {
-    return cut ? (end[static_cast<size_t>(r)] + 15) / 16 * 16 : kTile;
+    const int64_t seen = cut ? end[static_cast<size_t>(r)] : kTile;
+    return (seen + 15) / 16 * 16;
   }
 
   /// Sets what query r does not see in its row of a tile.

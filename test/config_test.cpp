@@ -66,7 +66,7 @@ TEST(Config, WithoutArgumentsItTrainsWithDefaults) {
   const CommandLine c = parse({});
   EXPECT_EQ(c.action, Action::train);
   EXPECT_EQ(c.run, RunConfig{});
-  EXPECT_EQ(c.run.model, "tiny");
+  EXPECT_EQ(c.run.model, "");
   EXPECT_TRUE(c.run.data.empty());
 }
 

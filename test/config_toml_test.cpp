@@ -39,7 +39,6 @@ TEST(ConfigToml, EntriesWithCommentsBlanksAndLineEnds) {
       "data = [ \"x\",  # first\n"
       "         'y',\n"
       "]\n"
-      "gemm-trace = true",
       "dry-run = true",
       "run.toml");
   ASSERT_EQ(entries.size(), 5U);

@@ -72,12 +72,12 @@ TEST(ModelConfig, ParameterCountsArePublishedOnes) {
 }
 
 TEST(ModelConfig, ParameterCountOfEveryKindOfTensor) {
-  ModelConfig c = load_model_config("tiny");
+  ModelConfig c = load_model_config("small");
   // 256x128 + 256x128 + 4 (2 x 256 + 384x129 + 128x129 + 512x129 + 128x513) + 256, head tied
   EXPECT_EQ(c.parameter_count(), 858'880);
   c.tied = false;
   EXPECT_EQ(c.parameter_count(), 858'880 + 256 * 128);
-  ModelConfig l = load_model_config("tiny-llama");
+  ModelConfig l = load_model_config("small-llama");
   // 2 x 256x128 + 4 (2 x 128 + 256x128 + 128x128 + 3 x 352x128) + 128, head not tied
   EXPECT_EQ(l.parameter_count(), 803'968);
   l.qkv_bias = l.output_bias = l.mlp_bias = true;
@@ -118,7 +118,7 @@ TEST(ModelConfig, WritesWhatTransformersExpects) {
   EXPECT_EQ(llama.at("architectures"), Json::parse(R"(["LlamaForCausalLM"])"));
   EXPECT_EQ(llama.at("rope_scaling"), llama_json().at("rope_scaling"));
   EXPECT_EQ(llama.at("num_key_value_heads"), 8);
-  const Json tiny = Json::parse(model_config_to_json(load_model_config("tiny-llama"), "float32"));
+  const Json tiny = Json::parse(model_config_to_json(load_model_config("small-llama"), "float32"));
   EXPECT_TRUE(tiny.at("rope_scaling").is_null());
   EXPECT_TRUE(tiny.at("bos_token_id").is_null());
 }
@@ -272,12 +272,12 @@ TEST(ModelConfig, ShapesThatCannotWorkAreRefused) {
 }
 
 TEST(ModelConfig, RopeFrequencies) {
-  ModelConfig c = load_model_config("tiny-llama");  // head size 32, theta 10000, no stretching
+  ModelConfig c = load_model_config("small-llama");  // head size 64, theta 10000, no stretching
   const std::vector<double> plain = rope_inverse_frequencies(c);
-  ASSERT_EQ(plain.size(), 16U);
+  ASSERT_EQ(plain.size(), 32U);
   EXPECT_EQ(plain[0], 1.0);
-  EXPECT_NEAR(plain[8], 0.01, 1e-15);
-  EXPECT_NEAR(plain[4], 0.1, 1e-15);
+  EXPECT_NEAR(plain[16], 0.01, 1e-15);
+  EXPECT_NEAR(plain[8], 0.1, 1e-15);
 }
 
 // The definition in terms of wavelengths, as Llama 3.1's release states it.

@@ -23,7 +23,7 @@ struct RunConfig {
       data;  // PATH or PATH:WEIGHT, as dataloader/data_spec reads them; empty: the stories
   std::vector<std::string> val_data;  // empty: the stories' own validation part, or no evaluation
   // Model
-  std::string model = "tiny";  // preset, Hugging Face directory or config.json
+  std::string model;  // preset, Hugging Face directory or config.json; empty: chosen by the kind of data
   // Run directory
   std::string out;                    // empty: a new runs/<time>, chosen by the caller
   std::optional<int64_t> save_every;  // steps; 0: only at the end

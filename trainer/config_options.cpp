@@ -193,7 +193,9 @@ std::vector<Option<RunConfig>> run_options() {
       paths("val-data", "Data", &C::val_data,
             "validation data, files or quoted globs (default: none; the stories have their own)"),
       text("model", model, "PRESET|HF_DIR|FILE", &C::model,
-           "a preset, a Hugging Face directory or a config.json: the shape; weights start random"),
+           "a preset, a Hugging Face directory or a config.json: the shape; weights start random (default: "
+           "tiny for "
+           "the stories, small for text)"),
       text("out", dir, "DIR", &C::out, "run directory, must not exist yet (default: a new runs/<time>)"),
       count("save-every", dir, &C::save_every, 0,
             "steps between checkpoints of the weights; 0: only at the end (default: a tenth of the run)"),

@@ -15,13 +15,20 @@ struct BySize {
   int64_t parameters_below;
   double lr;
   int64_t tokens_per_step;
+  int64_t steps;
 };
 constexpr BySize kBySize[] = {
-    {10'000'000, 2e-3, 4096},         {200'000'000, 6e-4, 1 << 19},   {500'000'000, 3e-4, 1 << 19},
-    {1'000'000'000, 2.5e-4, 1 << 19}, {2'000'000'000, 2e-4, 1 << 20}, {5'000'000'000, 1.6e-4, 1 << 20},
-    {INT64_MAX, 1.2e-4, 1 << 21},
+    {300'000, 6e-3, 512, 3600},
+    {10'000'000, 2e-3, 4096, 1000},
+    {200'000'000, 6e-4, 1 << 19, 1000},
+    {500'000'000, 3e-4, 1 << 19, 1000},
+    {1'000'000'000, 2.5e-4, 1 << 19, 1000},
+    {2'000'000'000, 2e-4, 1 << 20, 1000},
+    {5'000'000'000, 1.6e-4, 1 << 20, 1000},
+    {INT64_MAX, 1.2e-4, 1 << 21, 1000},
 };
-constexpr int64_t kDefaultSteps = 1000;
+constexpr int64_t kSmall = 10'000'000;  // parameters; up to here a CPU is quick
+constexpr int64_t kSmallStep = 4096;    // tokens
 constexpr int64_t kDefaultSeqLen = 1024;
 constexpr int64_t kMaxDefaultWarmup = 375'000'000;  // tokens, as in the paper
 
@@ -45,7 +52,7 @@ void resolve_seq_len(std::optional<int64_t>& seq_len, const RunFacts& facts) {
 }
 
 int64_t default_micro_batch(int64_t seq_len, int64_t parameters, Backend backend) {
-  const int64_t cpu_tokens = parameters < kBySize[0].parameters_below ? 4096 : 1024;
+  const int64_t cpu_tokens = parameters < kSmall ? kSmallStep : 1024;
   return std::max<int64_t>(1, (backend == Backend::cuda ? 16384 : cpu_tokens) / seq_len);
 }
 
@@ -107,7 +114,7 @@ std::vector<std::string> resolve(RunConfig& c, const RunFacts& facts) {
 
   const int64_t per_step = checked_product(*c.global_batch, *c.seq_len, "--global-batch x --seq-len");
   if (c.tokens) c.steps = (*c.tokens - 1) / per_step + 1;
-  if (!c.steps) c.steps = kDefaultSteps;
+  if (!c.steps) c.steps = size.steps;
   c.tokens.reset();
   const int64_t total = checked_product(*c.steps, per_step, "--steps x tokens per step");
 
@@ -134,7 +141,7 @@ std::vector<std::string> resolve(RunConfig& c, const RunFacts& facts) {
     fail(ExitCode::usage, "--sample-every ", *c.sample_every,
          ": samples can be printed only for models of bytes (text data); use 0");
 
-  if (backend == Backend::cpu && default_batch && size.tokens_per_step > kBySize[0].tokens_per_step)
+  if (backend == Backend::cpu && default_batch && size.tokens_per_step > kSmallStep)
     notes.push_back(
         cat("A step of ", per_step, " tokens takes long on a CPU; --global-batch 8 makes it shorter."));
   return notes;

@@ -201,8 +201,8 @@ class PosixFiles : public Files {
  private:
   static int open_descriptor(const std::string& path, int flags, const char* operation) {
     int fd = retry([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
-    if (fd >= 0 &&
-        fd <= 2) {  // started with a standard stream closed: what is printed must not land in this file
+    // Started with a standard stream closed: what is printed must not land in this file.
+    if (fd >= 0 && fd <= 2) {
       const Descriptor low(fd);
       fd = ::fcntl(low.get(), F_DUPFD_CLOEXEC, 3);
     }

@@ -92,8 +92,8 @@ void cut_torn_line(int fd, const std::string& path) {
 
 int open_metrics(const std::string& path) {
   int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (fd >= 0 &&
-      fd <= 2) {  // started with a standard stream closed: console lines must not land in this file
+  // Started with a standard stream closed: console lines must not land in this file.
+  if (fd >= 0 && fd <= 2) {
     const int low = fd;
     fd = ::fcntl(low, F_DUPFD_CLOEXEC, 3);
     ::close(low);

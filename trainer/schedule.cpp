@@ -24,7 +24,7 @@ double Schedule::at(int64_t tokens) const {
   // The ends are picked by comparing integers, never by rounding a formula.
   if (tokens < warmup_tokens)
     return tokens <= 0 ? 0.0 : lr * (static_cast<double>(tokens) / static_cast<double>(warmup_tokens));
-  if (tokens == warmup_tokens || all_warmup || kind == ScheduleKind::constant) return lr;
+  if (all_warmup || kind == ScheduleKind::constant) return lr;
   if (tokens >= total_tokens) return lr * min_lr_frac;
 
   const int64_t start = kind == ScheduleKind::wsd ? wsd_decay_start(*this) : warmup_tokens;

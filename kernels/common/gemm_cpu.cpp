@@ -13,9 +13,9 @@ namespace kinoe::cpu {
 namespace {
 
 constexpr int64_t kTileRows = 6;
-constexpr int64_t kDepth = 256;              // a piece of the depth: part of the result's definition
-constexpr int64_t kBlockRows = 96;           // rows of A copied at a time
-constexpr int64_t kPanelBytes = 256 * 1024;  // panels of B kept at a time
+constexpr int64_t kDepth = 256;             // a piece of the depth: part of the result's definition
+constexpr int64_t kBlockRows = 96;          // rows of A copied at a time
+constexpr int64_t kPanelBytes = 256 << 10;  // panels of B kept at a time
 
 /// 32 bytes: one AVX register, or two of SSE or NEON.
 template <class T>
@@ -238,8 +238,8 @@ template <class T>
 Grid grid_for(const Product<T>& p, int64_t parts) {
   constexpr double kCopyColumn = 16, kReadRow = 4;
   const auto largest = [](int64_t n, int64_t unit, int64_t count) {
-    const int64_t units = (n + unit - 1) / unit;
-    return static_cast<double>((units + count - 1) / count * unit);
+    const int64_t units = (n + unit - 1) / unit, most = (units + count - 1) / count;
+    return static_cast<double>(most * unit);
   };
   Grid best;
   for (int64_t down = 1; down <= parts; ++down) {
