@@ -457,7 +457,7 @@ TEST(Attention, EqualScoresAverage) {
 
 TEST(Attention, RefusesWrongArguments) {
   const Context ctx;
-  const auto tensor = [&](std::vector<int64_t> shape, DType type = DType::f32) {
+  const auto tensor = [&](const std::vector<int64_t>& shape, DType type = DType::f32) {
     return TensorOn(ctx, type, shape);
   };
   const TensorOn qkv = TensorOn::full(ctx, DType::f32, {2, 3, 32}, 0.5),

@@ -329,7 +329,7 @@ TEST(Matmul, LeadingDimensionsCountAsRows) {
 
 TEST(Matmul, RefusesWrongArguments) {
   const Context ctx;
-  const auto tensor = [&](std::vector<int64_t> shape, DType type = DType::f32) {
+  const auto tensor = [&](const std::vector<int64_t>& shape, DType type = DType::f32) {
     return TensorOn(ctx, type, shape);
   };
   const TensorOn x = tensor({4, 6}), w = tensor({5, 6}), y = tensor({4, 5}), b = tensor({5});
