@@ -1,38 +1,39 @@
 // The built-in stories' rules. Written for this project.
 //
 // Wishes: short distinct words in near-uniform lists (much entropy per byte, quickly learned), no list with one word a prefix of
-// another, and names, objects and animals that come back so that a model must remember them. hero, trade and thing are
-// in every story once, uniform, and of sizes that are multiples of 16: the split of stories.h rests on that.
+// another, and a little to remember: whether the hero is a king or a queen, and which plot the story follows. hero, thing and
+// adj are in every story once, uniform, and of sizes that are multiples of 16: the split of stories.h rests on that.
 #include "dataloader/stories_grammar.h"
 
 namespace kinoe {
 namespace {
 
 constexpr RuleText kRules[] = {
-    {"story", "{when} {hero} {plot}"},
+    {"story", "{when} {hero} {feels}, and {she=hero} {plot}"},
 
-    // Dropping a thing, making one, finding one; each list of verbs leads into its own plot.
+    // Losing a thing, making one, finding one. The list a sentence ends with says which, and so what follows.
     {"plot",
-     "{loses} {adj} {thing}. The {=thing} {falls} {place}. {recovery}|"
-     "{makes} {adj} {thing} for the {trade}. The {=thing} {ends}, {thanks}|"
-     "{finds} {adj} {thing} {place}. {surprise}"},
+     "{loses} {adj} {thing} {far}. {recovery}|"
+     "{makes} {adj} {thing} for the {trade}. It {ends}, {thanks}|"
+     "{finds} {adj} {thing} {near}. {surprise}"},
     {"loses", "lost|hid|left|forgot|dropped|buried|mislaid|threw"},
-    {"falls", "fell|rolled|slid|flew|sank|landed|got stuck|lay"},
     {"recovery",
-     "So {=hero} {feels} for {number} {days}.|"
-     "But {a_nature} {beast} {brings} it to {=hero}.|"
-     "{A_nature} {beast} {takes} it, and {=hero} {feels}."},
-    {"brings", "gave|sold|brought|threw|mailed|carried|showed|dragged"},
-    {"takes", "stole|took|ate|grabbed|licked|kicked|sniffed|bit"},
+     "So {she=hero} {feels} for {number} {days}.|"
+     "But {a_nature} {beast} {brings} it back.|"
+     "{A_nature} {beast} {takes} it, and {she=hero} {feels}."},
+    {"brings", "gave|sold|brought|threw|mailed|carried|kicked|dragged"},
+    {"takes", "stole|took|ate|grabbed|licked|hid|sniffed|bit"},
     {"makes", "made|carved|painted|built|bought|mended|wove|cleaned"},
     {"ends", "broke|vanished|sank|rotted|melted|burnt|cracked|shone"},
-    {"thanks", "and {=hero} {feels} for {number} {days}.|so {=hero} {gets} {number} {taste} {food}.|but {she=hero} {feels}."},
+    {"thanks",
+     "and {she=hero} {feels} for {number} {days}.|so {she=hero} {gets} {number} {taste} {food}.|but "
+     "{she=hero} {feels}."},
     {"gets", "got|won|lost|ate|sold|cooked|bought|paid"},
     {"finds", "found|spied|won|stole|dug up|noticed|picked up|touched"},
     {"surprise",
-     "In it {feels} {a_nature} {beast}, so {=hero} {feels}.|"
-     "For {number} {days} {=hero} {feels}.|"
-     "So {=hero} sold it for {number} {taste} {food}."},
+     "In it {feels} {a_nature} {beast}, so {she=hero} {feels}.|"
+     "There {she=hero} {feels} for {number} {days}.|"
+     "Then {she=hero} sold it for {number} {taste} {food}."},
     {"days", "days|weeks|hours|nights"},
 
     {"when", "At {hour}:{ten}{digit}|In 1{century}{digit}{digit}"},
@@ -43,39 +44,37 @@ constexpr RuleText kRules[] = {
     {"number", "{tens}{digit}"},
     {"tens", "1|2|3|4|5|6|7|8|9"},
 
-    // No two begin with the same letter, and no sentence begins with one of theirs.
+    // A title says what the pronouns will be.
     {"hero",
-     "Cora/f|Dora/f|Emil/m|Finn/m|Gwen/f|Hugo/m|Jack/m|Kate/f|Lena/f|Max/m|Nora/f|Paul/m|Rosa/f|Vito/m|Walt/m|Zoe/f"},
+     "Queen Cora/f|Queen Dora/f|Queen Gwen/f|Queen Ida/f|Queen Lena/f|Queen Nora/f|Queen Rosa/f|Queen "
+     "Zoe/f|King Emil/m|King Finn/m|King Hugo/m|King Jack/m|King Max/m|King Paul/m|King Vito/m|King Walt/m"},
     {"trade",
-     "baker|cook|smith|tailor|miller|sailor|painter|potter|weaver|farmer|fisher|doctor|nurse|clown|piper|drummer|"
-     "cobbler|carter|dyer|mason|barber|brewer|tanner|glazier|hatter|porter|scribe|shepherd|teacher|fiddler|hunter|"
-     "juggler"},
-    {"thing",
-     "axe|bell|boat|coin|cup|drum|doll|egg|fan|flag|globe|harp|hat|jug|kite|key|lamp|ladder|mask|map|net|oar|pan|pipe|"
-     "quilt|ring|rope|sled|tent|urn|vase|wheel"},
+     "baker|cook|smith|tailor|miller|sailor|painter|potter|weaver|farmer|fisher|doctor|nurse|clown|piper|"
+     "drummer"},
+    {"thing", "axe|bell|boat|cup|doll|egg|flag|globe|hat|key|lamp|net|pipe|ring|urn|wheel"},
     {"adj",
-     "a red|a blue|a green|a gold|a tiny|an old|an odd|an iron|an ivory|a new|a big|a fine|a thin|a long|a round|a heavy|"
-     "a shiny|a dusty|a broken|a magic|a pretty|a wooden|a silver|a yellow|a purple|a plain|a rusty|a cheap|a dirty|"
+     "a red|a blue|a green|a gold|a tiny|an old|an odd|an iron|an ivory|a new|a big|a fine|a thin|a long|a "
+     "round|a heavy|"
+     "a shiny|a dusty|a broken|a magic|a pretty|a wooden|a silver|a yellow|a purple|a plain|a rusty|a "
+     "cheap|a dirty|"
      "a white|a black|a grey"},
-    {"place",
-     "in the barn|by the mill|at the inn|on the hill|under the bridge|near the well|behind the church|in the woods|"
-     "by the river|at the fair|on the roof|under the oak|near the harbour|behind the school|in the attic|by the gate|"
-     "at the market|on the beach|under the stairs|near the castle|behind the stable|in the cellar|by the pond|"
-     "at the forge|on the island|under the hedge|near the tower|behind the shop|in the garden|by the road|at the crossing|"
-     "on the moor"},
+    {"far",
+     "in the woods|at the fair|on the hill|at the inn|by the river|in the valley|on the beach|at the "
+     "market|by the pond|"
+     "at the forge|on the island|in the garden|by the road|at the crossing|on the moor|in the field"},
+    {"near",
+     "under the bridge|near the well|behind the church|under the oak|near the harbour|behind the school|"
+     "under the stairs|near the castle|behind the stable|under the hedge|near the tower|behind the shop|"
+     "under the bed|near the gate|behind the barn|under the roof"},
     {"a_nature",
-     "a sly|a young|a hungry|a lazy|a greedy|a kind|a fat|a brave|a wet|a bold|a clever|a proud|a quick|a shy|a merry|"
-     "a noisy|an old|an angry|an idle|an ugly|a tired|a grim|a jolly|a rude"},
+     "a sly|a young|a hungry|a lazy|a greedy|a kind|a fat|a brave|a wet|a bold|a clever|a proud|a quick|a "
+     "shy|a merry|a noisy"},
     {"A_nature",
-     "A sly|A young|A hungry|A lazy|A greedy|A kind|A fat|A brave|A wet|A bold|A clever|A proud|A quick|A shy|A merry|"
-     "A noisy|An old|An angry|An idle|An ugly|A tired|A grim|A jolly|A rude"},
-    {"beast",
-     "fox|goat|crow|wolf|bear|owl|hen|duck|goose|cat|dog|rat|mouse|pig|cow|mule|horse|toad|frog|newt|crab|swan|stork|hawk|"
-     "mole|hare|deer|lynx|otter|badger|weasel|raven"},
+     "A sly|A young|A hungry|A lazy|A greedy|A kind|A fat|A brave|A wet|A bold|A clever|A proud|A quick|A "
+     "shy|A merry|A noisy"},
+    {"beast", "fox|goat|crow|wolf|bear|owl|hen|duck|goose|cat|dog|rat|mouse|pig|cow|mule"},
     {"taste", "hot|cold|sweet|sour|ripe|fresh|salty|dry|soft|round|green|brown|tasty|huge|spicy|raw"},
-    {"food",
-     "figs|plums|pears|nuts|buns|pies|tarts|eggs|beans|leeks|cakes|dates|limes|peas|rolls|grapes|cherries|lemons|olives|"
-     "onions|melons|carrots|muffins|apples|turnips|waffles|pickles|beets|kippers|oysters|shrimps|mangos"},
+    {"food", "figs|plums|pears|nuts|buns|pies|tarts|eggs|beans|leeks|cakes|dates|limes|peas|rolls|grapes"},
     {"feels", "wept|slept|sang|laughed|danced|smiled|snored|shivered|whistled|sneezed|prayed|yawned"},
 };
 

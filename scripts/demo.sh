@@ -14,7 +14,7 @@ while [ -e "$run" ]; do
   run=${run%%.*}.$n
 done
 
-"$binary" --out "$run" --min-lr-frac 0.01 --eval-every 900 --sample-every 0 --save-every 0 "$@"
+"$binary" --out "$run" --beta2 0.99 --min-lr-frac 0.01 --eval-every 900 --sample-every 0 --save-every 0 "$@"
 
 echo
 echo "Stories by the model after this training:"
