@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -154,6 +155,8 @@ void print_run(const RunConfig& config, const ModelConfig& model, const DeviceIn
   print_row("learning rate",
             cat(config.lr.value(), " ", config.schedule, ", warm-up ", grouped(config.warmup_tokens.value()),
                 " tokens, down to ", config.min_lr_frac, " of it"));
+  const std::optional<Peak> peak = peak_flops(device.name, config.dtype.value());
+  print_row("peak", peak ? peak->source : "unknown for this device: no MFU is given");
   print_row("FLOPs", cat(flops.causal, " per token, ",
                          flops.causal * static_cast<double>(config.total_tokens()), " in all"));
 }
@@ -701,6 +704,7 @@ int run(int argc, char** argv) {
 }  // namespace kinoe
 
 int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe must not end a run: train_gpt | head
   try {
     return kinoe::run(argc, argv);
   } catch (const kinoe::Error& error) {
