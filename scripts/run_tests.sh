@@ -25,6 +25,7 @@ if [ -n "${KINOE_SANITIZE:-}" ]; then
 fi
 
 top=$(mktemp -d "${TMPDIR:-/tmp}/kinoe-tests.XXXXXX") || exit 1
+chmod 755 "$top"  # some tests look at it as an ordinary user
 begin=$SECONDS
 pids=()
 trap 'kill "${pids[@]}" 2>/dev/null; exit 130' INT TERM

@@ -199,14 +199,17 @@ TEST(Config, UnknownOptionsAreRefusedWithTheNearestName) {
 // Nothing is accepted and then ignored: what later work brings is unknown today.
 TEST(Config, OptionsThatDoNotWorkYetAreUnknown) {
   const std::string help = parse({"--help"}).text;
-  for (const char* name :
-       {"resume", "keep", "zero", "determinism", "on-nan", "max-minutes", "stop-after", "document-mask",
-        "init-from", "tokenizer", "override", "shard-group", "gemm-trace"}) {
+  for (const char* name : {"resume", "keep", "zero", "determinism", "on-nan", "max-minutes", "stop-after",
+                           "document-mask", "init-from", "tokenizer", "override", "shard-group"}) {
     EXPECT_CONTAINS(refusal({std::string("--") + name, "1"}), cat("unknown option --", name));
     EXPECT_EQ(help.find(cat("--", name)), std::string::npos) << name;
   }
   for (const char* name : {"plan", "preflight", "inspect"})
     EXPECT_CONTAINS(refusal({name}), cat("unknown command '", name));
+}
+
+TEST(Config, AnOptionGivenTwiceIsRefused) {
+  EXPECT_CONTAINS(refusal({"--steps", "1", "--steps", "2"}), "--steps is given more than once");
 }
 
 TEST(Config, RangesAreChecked) {

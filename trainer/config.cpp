@@ -230,6 +230,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     std::string message = error.what();
     std::replace(message.begin(), message.end(), '\n', ' ');
+    if (const size_t at = message.find(": At Most 1 required"); at != std::string::npos)
+      message = message.substr(0, at) + " is given more than once";
     fail(ExitCode::usage, message, "; see --help");
   }
 

@@ -61,7 +61,7 @@ def mix64(x):
 
 
 def uniform(words):
-    return (((words >> np.uint64(8)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-24)).astype(np.float64)
+    return (((words >> np.uint64(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)).astype(np.float64)
 
 
 def normal_values(name, size, std, seed):

@@ -35,8 +35,8 @@ KINOE_HD inline Philox4 philox(uint64_t seed, uint64_t stream, uint64_t index) {
   return {{c0, c1, c2, c3}};
 }
 
-/// Uniform in (0, 1): 24 bits, never 0 and never 1.
-KINOE_HD inline float uniform01(uint32_t bits) { return (static_cast<float>(bits >> 8) + 0.5F) * 0x1p-24F; }
+/// Uniform in (0, 1): 23 bits and a half, exact in fp32, so never 0 and never 1.
+KINOE_HD inline float uniform01(uint32_t bits) { return (static_cast<float>(bits >> 9) + 0.5F) * 0x1p-23F; }
 
 /// A full-avalanche mix of 64 bits (the finalizer of splitmix64, Vigna's constants of MurmurHash3 variant 13).
 KINOE_HD inline uint64_t mix64(uint64_t x) {
