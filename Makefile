@@ -125,8 +125,8 @@ binary: $B/train_gpt
 
 tests: $B/kinoe_tests
 
-# Every CUDA file, the program and the tests with them: what `.ci/run` compiles where no GPU is.
-cuda: $(CUDA_OBJECTS) $(if $(USE_CUDA),binary tests)
+# Every CUDA file, and all programs with them: what `.ci/run` builds where no GPU is.
+cuda: $(CUDA_OBJECTS) $(if $(USE_CUDA),binary tests $(if $(BENCH_SOURCES),$B/bench_kernels))
 
 run-demo: binary
 	@scripts/demo.sh
