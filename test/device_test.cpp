@@ -329,7 +329,7 @@ TEST(Rng, PhiloxKnownAnswers) {
 }
 
 TEST(Rng, UniformNeverReachesItsEnds) {
-  EXPECT_EQ(uniform01(0), 0x1p-25F);
+  EXPECT_EQ(uniform01(0), 0x1p-24F);
   EXPECT_GT(uniform01(0), 0.0F);
   EXPECT_LT(uniform01(0xffffffff), 1.0F);
   double sum = 0;
