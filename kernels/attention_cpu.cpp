@@ -22,6 +22,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/common/arguments.h"
 #include "kernels/common/cpu.h"

@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
+#include <array>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include "test/op_cases.h"
 #include "test/op_harness.h"

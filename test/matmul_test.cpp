@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
+#include <array>
+#include <limits>
+
 #include "test/op_cases.h"
 #include "test/op_harness.h"
 
