@@ -15,7 +15,7 @@ int64_t padded_tokens(int64_t rows, int64_t seq_len) { return (rows * seq_len + 
 }  // namespace
 
 size_t Loader::buffer_bytes(int64_t rows, int64_t seq_len) {
-  return static_cast<size_t>(2 * kSlots * padded_tokens(rows, seq_len)) * sizeof(int32_t);
+  return static_cast<size_t>(int64_t{2} * kSlots * padded_tokens(rows, seq_len)) * sizeof(int32_t);
 }
 
 Loader::Loader(const Dataset& dataset, int64_t rows, Memory buffers)

@@ -43,7 +43,7 @@ uint64_t Permutation::operator()(uint64_t position) const {
   return position;
 }
 
-Mixture::Mixture(std::vector<double> weights) {
+Mixture::Mixture(const std::vector<double>& weights) {
   CHECK(!weights.empty(), "a mixture of no sources");
   for (const double weight : weights) CHECK(std::isfinite(weight) && weight > 0, "mixture weight ", weight);
   root_ = build(weights, 0, static_cast<int>(weights.size()));

@@ -31,7 +31,7 @@ class Mixture {
     uint64_t index = 0;  // how many earlier samples this source has received
   };
   /// Weights are positive and finite; they need not sum to 1.
-  explicit Mixture(std::vector<double> weights);
+  explicit Mixture(const std::vector<double>& weights);
   [[nodiscard]] Share at(uint64_t sample) const;
   /// How many of the first `samples` samples go to `source`.
   [[nodiscard]] uint64_t count(int source, uint64_t samples) const;

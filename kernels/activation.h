@@ -14,9 +14,9 @@ struct GeluForward {
   Tensor x;    // [N, F]; may be the same memory as out
 };
 struct GeluBackward {
-  Tensor dx;    // [N, F]; may be the same memory as d_out
-  Tensor d_out; // [N, F]
-  Tensor x;     // [N, F] the forward pass's input
+  Tensor dx;     // [N, F]; may be the same memory as d_out
+  Tensor d_out;  // [N, F]
+  Tensor x;      // [N, F] the forward pass's input
 };
 
 struct SwigluForward {

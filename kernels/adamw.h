@@ -18,32 +18,33 @@ namespace kinoe {
 
 /// What the device itself decides about a step; lives in device memory, copied to the host one step late.
 struct StepState {
-  double loss_sum = 0;        // nats, over all target tokens of the global batch
+  double loss_sum = 0;  // nats, over all target tokens of the global batch
   int64_t target_tokens = 0;
   double grad_norm = 0;       // of the mean loss's gradient, before clipping
   int64_t bad_token = 0;      // from embedding and cross-entropy: 1 + index, 0 = none
   uint64_t weights_hash = 0;  // added to by adamw
   float grad_scale = 0;       // nominal / true tokens, times the clip factor
-  int32_t halted = 0;         // sticky: a non-finite or bad step was seen; updates are no-ops until the host clears it
-  int32_t skipped = 0;        // this step had no target token: update not applied, not sticky
+  int32_t halted =
+      0;  // sticky: a non-finite or bad step was seen; updates are no-ops until the host clears it
+  int32_t skipped = 0;  // this step had no target token: update not applied, not sticky
   int32_t padding = 0;
 };
 
 /// Derives grad_scale, grad_norm, halted and skipped from the reduced loss and the raw gradient norm.
 struct StepGate {
-  Tensor state;              // [sizeof(StepState) / 4] int32: one StepState; loss_sum, target_tokens, bad_token are set
-  Tensor raw_norm;           // [1] fp64: norm of the gradients as accumulated, i.e. of sum(loss) / nominal_tokens
-  double nominal_tokens = 0; // the divisor used in the backward pass
-  double grad_clip = 0;      // 0: no clipping
+  Tensor state;  // [sizeof(StepState) / 4] int32: one StepState; loss_sum, target_tokens, bad_token are set
+  Tensor raw_norm;  // [1] fp64: norm of the gradients as accumulated, i.e. of sum(loss) / nominal_tokens
+  double nominal_tokens = 0;  // the divisor used in the backward pass
+  double grad_clip = 0;       // 0: no clipping
 };
 
 /// A run of elements of one tensor inside a flat range. Between segments lies padding, which is never touched.
 struct AdamWSegment {
-  int64_t begin = 0;          // offsets into the flat tensors below
+  int64_t begin = 0;  // offsets into the flat tensors below
   int64_t end = 0;
-  uint64_t tensor_key = 0;    // stable_key(Hugging Face name)
-  int64_t first_index = 0;    // logical index within the tensor of the element at `begin`
-  float weight_decay = 0;     // already zero for tensors that do not decay
+  uint64_t tensor_key = 0;  // stable_key(Hugging Face name)
+  int64_t first_index = 0;  // logical index within the tensor of the element at `begin`
+  float weight_decay = 0;   // already zero for tensors that do not decay
   int32_t padding = 0;
 };
 
@@ -53,16 +54,17 @@ struct AdamW {
   Tensor v;          // [n] the type of m
   Tensor gradients;  // [n] fp32 (or fp64)
   Tensor weights;    // [n] bf16, or absent when the masters are the weights
-  Tensor segments;   // [count * sizeof(AdamWSegment) / 4] int32: AdamWSegment[count], sorted, in memory of the backend
+  Tensor
+      segments;  // [count * sizeof(AdamWSegment) / 4] int32: AdamWSegment[count], sorted, in memory of the backend
   int64_t segment_count = 0;
-  Tensor state;      // one StepState; grad_scale, halted, skipped are read, weights_hash is added to
+  Tensor state;  // one StepState; grad_scale, halted, skipped are read, weights_hash is added to
   float lr = 0;
   float beta1 = 0;
   float beta2 = 0;
   float eps = 0;
-  int64_t t = 0;             // 1 for the first applied update
+  int64_t t = 0;               // 1 for the first applied update
   uint64_t rounding_seed = 0;  // stochastic rounding of bf16 m and v: see rounding_word
-  Tensor scratch;    // adamw_scratch_bytes() bytes as int32; absent when that is 0
+  Tensor scratch;              // adamw_scratch_bytes() bytes as int32; absent when that is 0
 };
 
 namespace cpu {

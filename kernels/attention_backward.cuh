@@ -33,9 +33,9 @@ struct BackwardParams {
   float2* stats;  // [B, H, stats_length]: {lse in units of log2, delta}
   const bf16 *d_out, *out, *qkv;
   const float* lse;
-  const int32_t *doc_start, *doc_end;  // null: documents do not bound attention
+  const int32_t *doc_start, *doc_end;                // null: documents do not bound attention
   int length, stats_length, heads, kv_heads, group;  // group: query heads per key head
-  int pitch, out_pitch;  // elements from one row of qkv, or of out, to the next
+  int pitch, out_pitch;                              // elements from one row of qkv, or of out, to the next
   uint32_t pass_bytes, out_pass_bytes, tile_bytes, out_tile_bytes, values_from_keys_bytes;
   float scale, scale_log2;
   WorkOrder order;
@@ -54,7 +54,8 @@ struct alignas(16) KeyPlace {
 };
 
 /// P and dS of one score, in place of S and dP.
-__device__ __forceinline__ void score_gradient(float& s, float& dp, float scale_log2, float lse, float delta) {
+__device__ __forceinline__ void score_gradient(float& s, float& dp, float scale_log2, float lse,
+                                               float delta) {
   s = exp2_fast(fmaf(s, scale_log2, -lse));
   dp = s * (dp - delta);
 }
@@ -83,7 +84,8 @@ __device__ __forceinline__ void clear(float (&acc)[kM][kN][4]) {
 
 // ---- dQ ---------------------------------------------------------------------------------------------------------
 
-template <int kHeadDim_, int kM_, int kWarps_, int kBlockN_, int kStep_, int kUnroll_, bool kInRegisters_, int kBlocksPerSm_>
+template <int kHeadDim_, int kM_, int kWarps_, int kBlockN_, int kStep_, int kUnroll_, bool kInRegisters_,
+          int kBlocksPerSm_>
 struct QueryConfig {
   static constexpr int kHeadDim = kHeadDim_, kM = kM_, kWarps = kWarps_, kBlockN = kBlockN_, kStep = kStep_;
   static constexpr bool kInRegisters = kInRegisters_;  // Q and dO
@@ -108,8 +110,8 @@ struct alignas(16) QueryTiles {
 
 /// delta of the block's rows, from dO in shared memory and O in global memory.
 template <class Config>
-__device__ __forceinline__ void write_stats(const BackwardParams& p, unsigned char* shared, int unit, int batch,
-                                            int head, int row0) {
+__device__ __forceinline__ void write_stats(const BackwardParams& p, unsigned char* shared, int unit,
+                                            int batch, int head, int row0) {
   using T = Tile<Config::kHeadDim>;
   constexpr int kRowsPerPass = Config::kThreads / T::kLanesPerRow;
   static_assert(Config::kBlockM % kRowsPerPass == 0);
@@ -120,7 +122,8 @@ __device__ __forceinline__ void write_stats(const BackwardParams& p, unsigned ch
     const int row = first + thread / T::kLanesPerRow, t = row0 + row;
     float sum = 0;
     if (t < p.length) {
-      const bf16* out = p.out + (static_cast<int64_t>(batch) * p.length + t) * p.out_pitch + head * Config::kHeadDim;
+      const bf16* out =
+          p.out + (static_cast<int64_t>(batch) * p.length + t) * p.out_pitch + head * Config::kHeadDim;
 #pragma unroll
       for (int i = 0; i < T::kCopiesPerRow; ++i) {
         const int chunk = thread % T::kLanesPerRow + i * T::kLanesPerRow;
@@ -145,10 +148,13 @@ __device__ __forceinline__ void write_stats(const BackwardParams& p, unsigned ch
 /// One tile of keys and values, `keys` and `values` without the lane's offsets. For the mask: the warp's first row, and
 /// the first visible column of each row, counted from the tile's first column.
 template <class Config, bool kMasked, class RowOperand>
-__device__ __forceinline__ void add_to_dq(float (&dq)[Config::kM][Config::kHeadDim / 8][4], const RowOperand& queries,
-                                          const RowOperand& d_out, const float2 (&stats)[Config::kM][2], uint32_t keys,
-                                          uint32_t values, const typename Tile<Config::kHeadDim>::Lanes& lanes,
-                                          float scale_log2, int first_row, int column, const int32_t* starts) {
+__device__ __forceinline__ void add_to_dq(float (&dq)[Config::kM][Config::kHeadDim / 8][4],
+                                          const RowOperand& queries, const RowOperand& d_out,
+                                          const float2 (&stats)[Config::kM][2], uint32_t keys,
+                                          uint32_t values,
+                                          const typename Tile<Config::kHeadDim>::Lanes& lanes,
+                                          float scale_log2, int first_row, int column,
+                                          const int32_t* starts) {
   constexpr int kHeadDim = Config::kHeadDim, kM = Config::kM, kStep = Config::kStep, kN = kStep / 8;
 #pragma unroll Config::kUnroll
   for (int step = 0; step < Config::kBlockN; step += kStep) {
@@ -192,7 +198,8 @@ __device__ __forceinline__ void add_to_dq(float (&dq)[Config::kM][Config::kHeadD
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_dq_kernel(const BackwardParams p) {
-  constexpr int kHeadDim = Config::kHeadDim, kM = Config::kM, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kHeadDim = Config::kHeadDim, kM = Config::kM, kBlockM = Config::kBlockM,
+                kBlockN = Config::kBlockN;
   constexpr int kThreads = Config::kThreads, kTileBytes = Config::kTileBytes, kWarpRows = Config::kWarpRows;
   using CopyKeys = TileCopy<kHeadDim, kBlockN, kThreads>;
   using CopyRows = TileCopy<kHeadDim, kBlockM, kThreads>;
@@ -215,13 +222,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const bf16* from = after(keys, tile, p.tile_bytes);
     const uint32_t to = base + stage_of(tile);
     CopyKeys::start(to + Config::kKeysAt, from, p.pitch, p.pass_bytes, present);
-    CopyKeys::start(to + Config::kValuesAt, after(from, p.values_from_keys_bytes), p.pitch, p.pass_bytes, present);
+    CopyKeys::start(to + Config::kValuesAt, after(from, p.values_from_keys_bytes), p.pitch, p.pass_bytes,
+                    present);
     copy_async_commit();
   };
   CopyRows::start(base + Config::kQueriesAt, p.qkv + (sequence + row0) * p.pitch + head * kHeadDim, p.pitch,
                   p.pass_bytes, p.length - row0);
-  CopyRows::start(base + Config::kDOutAt, p.d_out + (sequence + row0) * p.out_pitch + head * kHeadDim, p.out_pitch,
-                  p.out_pass_bytes, p.length - row0);
+  CopyRows::start(base + Config::kDOutAt, p.d_out + (sequence + row0) * p.out_pitch + head * kHeadDim,
+                  p.out_pitch, p.out_pass_bytes, p.length - row0);
   copy_async_commit();
   copy_keys_and_values(keys, last_tile, p.length - last_tile * kBlockN);
   if (thread_index() == 0) *place = {keys, unit, batch, head, row0};
@@ -233,9 +241,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
   const int lane = thread_index() % 32;
   if (const int warp = warp_index(), warp_row = warp * kWarpRows; lane == 0)
-    tiles[warp] = {row0 + warp_row < p.length ? (row0 + warp_row) / kBlockN : -1,
-                                   starts[warp_row] / kBlockN,
-                                   (starts[warp_row + kWarpRows - 1] + kBlockN - 1) / kBlockN, first_tile};
+    tiles[warp] = {row0 + warp_row < p.length ? (row0 + warp_row) / kBlockN : -1, starts[warp_row] / kBlockN,
+                   (starts[warp_row + kWarpRows - 1] + kBlockN - 1) / kBlockN, first_tile};
   const typename Tile<kHeadDim>::Lanes lanes(lane);
   const Operand<Config::kInRegisters, kHeadDim, kM> queries(base + Config::kQueriesAt, lanes);
   const Operand<Config::kInRegisters, kHeadDim, kM> d_out(base + Config::kDOutAt, lanes);
@@ -265,7 +272,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       add_to_dq<Config, true>(dq, queries, d_out, stats, keys_at, values_at, lanes, p.scale_log2,
                               place->row0 + warp_row, tile * kBlockN, starts + warp_row);
     } else {
-      add_to_dq<Config, false>(dq, queries, d_out, stats, keys_at, values_at, lanes, p.scale_log2, 0, 0, nullptr);
+      add_to_dq<Config, false>(dq, queries, d_out, stats, keys_at, values_at, lanes, p.scale_log2, 0, 0,
+                               nullptr);
     }
   }
 
@@ -274,9 +282,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   float factor[kM][2];
 #pragma unroll
   for (int m = 0; m < kM; ++m) factor[m][0] = factor[m][1] = p.scale;
-  store_rows<kHeadDim>(dq, factor, shared + Config::kQueriesAt + Tile<kHeadDim>::bytes(warp_row),
-                       p.d_qkv + (static_cast<int64_t>(end.batch) * p.length + first_row) * p.pitch + end.head * kHeadDim,
-                       p.pitch, p.length - first_row);
+  store_rows<kHeadDim>(
+      dq, factor, shared + Config::kQueriesAt + Tile<kHeadDim>::bytes(warp_row),
+      p.d_qkv + (static_cast<int64_t>(end.batch) * p.length + first_row) * p.pitch + end.head * kHeadDim,
+      p.pitch, p.length - first_row);
 }
 
 // ---- dK and dV --------------------------------------------------------------------------------------------------
@@ -288,7 +297,8 @@ struct KeyConfig {
   static constexpr bool kKeysInRegisters = kKeysInRegisters_, kValuesInRegisters = kValuesInRegisters_;
   static constexpr int kUnroll = kUnroll_, kBlocksPerSm = kBlocksPerSm_;
   static constexpr int kWarpRows = 16 * kM, kBlockN = kWarpRows * kWarps, kThreads = 32 * kWarps;
-  static_assert(kBlockM % kStep == 0 && kStep % 16 == 0 && kStatsRows % kBlockM == 0 && kBlockM / 2 <= kThreads);
+  static_assert(kBlockM % kStep == 0 && kStep % 16 == 0 && kStatsRows % kBlockM == 0 &&
+                kBlockM / 2 <= kThreads);
 
   static constexpr int kRowTile = Tile<kHeadDim>::bytes(kBlockN), kTileBytes = Tile<kHeadDim>::bytes(kBlockM);
   static constexpr int kKeysAt = 0, kValuesAt = kRowTile, kQueriesAt = 2 * kRowTile;
@@ -314,11 +324,12 @@ struct alignas(16) KeyStep {
 /// visible column of each row, counted from the tile's first column.
 template <class Config, bool kMasked, class KeyOperand, class ValueOperand>
 __device__ __forceinline__ void add_to_dk_dv(float (&dk)[Config::kM][Config::kHeadDim / 8][4],
-                                             float (&dv)[Config::kM][Config::kHeadDim / 8][4], const KeyOperand& keys,
-                                             const ValueOperand& values, uint32_t queries, uint32_t d_out,
-                                             const unsigned char* stats,
-                                             const typename Tile<Config::kHeadDim>::Lanes& lanes, float scale_log2,
-                                             int first_row, int column, const int32_t* ends) {
+                                             float (&dv)[Config::kM][Config::kHeadDim / 8][4],
+                                             const KeyOperand& keys, const ValueOperand& values,
+                                             uint32_t queries, uint32_t d_out, const unsigned char* stats,
+                                             const typename Tile<Config::kHeadDim>::Lanes& lanes,
+                                             float scale_log2, int first_row, int column,
+                                             const int32_t* ends) {
   constexpr int kHeadDim = Config::kHeadDim, kM = Config::kM, kStep = Config::kStep, kN = kStep / 8;
 #pragma unroll Config::kUnroll
   for (int step = 0; step < Config::kBlockM; step += kStep) {
@@ -368,7 +379,8 @@ __device__ __forceinline__ void add_to_dk_dv(float (&dk)[Config::kM][Config::kHe
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_dk_dv_kernel(const BackwardParams p) {
-  constexpr int kHeadDim = Config::kHeadDim, kM = Config::kM, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kHeadDim = Config::kHeadDim, kM = Config::kM, kBlockM = Config::kBlockM,
+                kBlockN = Config::kBlockN;
   constexpr int kThreads = Config::kThreads, kTileBytes = Config::kTileBytes, kWarpRows = Config::kWarpRows;
   using CopyQueries = TileCopy<kHeadDim, kBlockM, kThreads>;
   using CopyRows = TileCopy<kHeadDim, kBlockN, kThreads>;
@@ -390,14 +402,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const auto copy_queries = [&](const KeyPlace& from, int group_head, int tile, int stage) {
     const int present = p.length - tile * kBlockM;
     const auto to = base + static_cast<uint32_t>(stage * kTileBytes);
-    CopyQueries::start(to + Config::kQueriesAt, after(from.queries + group_head * kHeadDim, tile, p.tile_bytes),
-                       p.pitch, p.pass_bytes, present);
-    CopyQueries::start(to + Config::kDOutAt, after(from.d_out + group_head * kHeadDim, tile, p.out_tile_bytes),
-                       p.out_pitch, p.out_pass_bytes, present);
+    CopyQueries::start(to + Config::kQueriesAt,
+                       after(from.queries + group_head * kHeadDim, tile, p.tile_bytes), p.pitch, p.pass_bytes,
+                       present);
+    CopyQueries::start(to + Config::kDOutAt,
+                       after(from.d_out + group_head * kHeadDim, tile, p.out_tile_bytes), p.out_pitch,
+                       p.out_pass_bytes, present);
     if (thread_index() < kBlockM / 2)
-      copy_async(base + static_cast<uint32_t>(Config::kStatsAt + stage * Config::kStatsBytes + 16 * thread_index()),
-                 from.stats + static_cast<int64_t>(group_head) * p.stats_length + tile * kBlockM + 2 * thread_index(),
-                 true);
+      copy_async(
+          base + static_cast<uint32_t>(Config::kStatsAt + stage * Config::kStatsBytes + 16 * thread_index()),
+          from.stats + static_cast<int64_t>(group_head) * p.stats_length + tile * kBlockM +
+              2 * thread_index(),
+          true);
     copy_async_commit();
   };
   const KeyPlace here{p.qkv + sequence * p.pitch + kv_head * p.group * kHeadDim,
@@ -425,8 +441,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     steps[warp] = {first_tile, 0, 0, 0};
     const int first_row = row0 + warp_row;
     tiles[warp] = {first_row < p.length ? first_row / kBlockM : INT32_MAX,
-                                   (ends[warp_row + kWarpRows - 1] + kBlockM - 1) / kBlockM,
-                                   (first_row + kWarpRows - 1 + kBlockM - 1) / kBlockM, ends[warp_row] / kBlockM};
+                   (ends[warp_row + kWarpRows - 1] + kBlockM - 1) / kBlockM,
+                   (first_row + kWarpRows - 1 + kBlockM - 1) / kBlockM, ends[warp_row] / kBlockM};
   }
   __syncwarp();
   const typename Tile<kHeadDim>::Lanes lanes(lane);
@@ -461,8 +477,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       add_to_dk_dv<Config, true>(dk, dv, keys, values, queries_at, d_out_at, stats_at, lanes, p.scale_log2,
                                  place->row0 + warp_row, step.tile * kBlockM, ends + warp_row);
     } else {
-      add_to_dk_dv<Config, false>(dk, dv, keys, values, queries_at, d_out_at, stats_at, lanes, p.scale_log2, 0, 0,
-                                  nullptr);
+      add_to_dk_dv<Config, false>(dk, dv, keys, values, queries_at, d_out_at, stats_at, lanes, p.scale_log2,
+                                  0, 0, nullptr);
     }
   }
 
@@ -474,7 +490,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     scale[m][0] = scale[m][1] = p.scale;
     one[m][0] = one[m][1] = 1;
   }
-  bf16* d_keys = p.d_qkv + (static_cast<int64_t>(end.batch) * p.length + first_row) * p.pitch + (p.heads + end.kv_head) * kHeadDim;
+  bf16* d_keys = p.d_qkv + (static_cast<int64_t>(end.batch) * p.length + first_row) * p.pitch +
+                 (p.heads + end.kv_head) * kHeadDim;
   store_rows<kHeadDim>(dk, scale, shared + Config::kKeysAt + Tile<kHeadDim>::bytes(warp_row), d_keys, p.pitch,
                        p.length - first_row);
   store_rows<kHeadDim>(dv, one, shared + Config::kValuesAt + Tile<kHeadDim>::bytes(warp_row),
@@ -519,10 +536,9 @@ template <class Config>
 void run_attention_dq(const Context& ctx, const AttentionBackward& args) {
   const int64_t batch = args.qkv.dim(0), length = args.qkv.dim(1);
   const int64_t bytes_per_head = length * Config::kHeadDim * 4 * args.kv_heads / args.heads;
-  const BackwardParams params =
-      backward_params(args, TileCopy<Config::kHeadDim, Config::kBlockN, Config::kThreads>::kRowsPerPass,
-                      Config::kBlockN,
-                      WorkOrder(ceil_div<int64_t>(length, Config::kBlockM), batch * args.heads, bytes_per_head));
+  const BackwardParams params = backward_params(
+      args, TileCopy<Config::kHeadDim, Config::kBlockN, Config::kThreads>::kRowsPerPass, Config::kBlockN,
+      WorkOrder(ceil_div<int64_t>(length, Config::kBlockM), batch * args.heads, bytes_per_head));
   launch_attention(ctx, attention_dq_kernel<Config>, Config::kThreads, Config::kSharedBytes, params);
 }
 
@@ -531,10 +547,9 @@ template <class Config>
 void run_attention_dk_dv(const Context& ctx, const AttentionBackward& args) {
   const int64_t batch = args.qkv.dim(0), length = args.qkv.dim(1);
   const int64_t bytes_per_head = length * Config::kHeadDim * 4 * args.heads / args.kv_heads;
-  const BackwardParams params =
-      backward_params(args, TileCopy<Config::kHeadDim, Config::kBlockM, Config::kThreads>::kRowsPerPass,
-                      Config::kBlockM,
-                      WorkOrder(ceil_div<int64_t>(length, Config::kBlockN), batch * args.kv_heads, bytes_per_head));
+  const BackwardParams params = backward_params(
+      args, TileCopy<Config::kHeadDim, Config::kBlockM, Config::kThreads>::kRowsPerPass, Config::kBlockM,
+      WorkOrder(ceil_div<int64_t>(length, Config::kBlockN), batch * args.kv_heads, bytes_per_head));
   launch_attention(ctx, attention_dk_dv_kernel<Config>, Config::kThreads, Config::kSharedBytes, params);
 }
 

@@ -30,8 +30,8 @@ struct ForwardParams {
   bf16* out;
   float* lse;
   const bf16* qkv;
-  const int32_t* doc_start;  // null: documents do not bound attention
-  int length, heads, kv_heads, pitch;      // pitch: elements from one row of qkv to the next
+  const int32_t* doc_start;            // null: documents do not bound attention
+  int length, heads, kv_heads, pitch;  // pitch: elements from one row of qkv to the next
   uint32_t pass_bytes, tile_bytes, values_from_keys_bytes;
   float scale, scale_log2, slack;  // slack: 8 / scale_log2, see above
   WorkOrder order;
@@ -44,15 +44,16 @@ struct alignas(16) ForwardPlace {
   int unit, batch, head, row0;
 };
 struct alignas(16) ForwardTiles {
-  int diagonal;   // the warp's first tile (they are visited in falling order); -1 where the warp has no rows
-  int leftmost;   // its last one, where its first row's document begins
-  int clear;      // those before this one need a mask on the left: its last row's document begins in or before it
-  int first;      // the block's last one
+  int diagonal;  // the warp's first tile (they are visited in falling order); -1 where the warp has no rows
+  int leftmost;  // its last one, where its first row's document begins
+  int clear;  // those before this one need a mask on the left: its last row's document begins in or before it
+  int first;  // the block's last one
 };
 
 /// kM: 16-row tiles per warp. More of them reuse each K and V fragment more often (shared memory is the limit below 2)
 /// and cost registers.
-template <int kHeadDim_, int kM_, int kWarps_, int kBlockN_, int kStep_, bool kQueryInRegisters_, int kBlocksPerSm_>
+template <int kHeadDim_, int kM_, int kWarps_, int kBlockN_, int kStep_, bool kQueryInRegisters_,
+          int kBlocksPerSm_>
 struct ForwardConfig {
   static constexpr int kHeadDim = kHeadDim_, kM = kM_, kWarps = kWarps_, kBlockN = kBlockN_, kStep = kStep_;
   static constexpr bool kQueryInRegisters = kQueryInRegisters_;
@@ -119,8 +120,9 @@ struct ForwardRows {
   /// One tile of keys and values at their addresses for this lane, in steps from right to left. For the mask: the
   /// warp's first row, the tile's first column, and the first visible column of each of the warp's rows.
   template <bool kMasked, class QueryOperand>
-  __device__ __forceinline__ void add_tile(const QueryOperand& query, uint32_t keys, uint32_t values, float scale_log2,
-                                           float slack, int first_row, int column, const int32_t* starts) {
+  __device__ __forceinline__ void add_tile(const QueryOperand& query, uint32_t keys, uint32_t values,
+                                           float scale_log2, float slack, int first_row, int column,
+                                           const int32_t* starts) {
 #pragma unroll
     for (int step = Config::kBlockN - Config::kStep; step >= 0; step -= Config::kStep) {
       if (kMasked && column + step > first_row + Config::kWarpRows - 1) continue;
@@ -130,8 +132,9 @@ struct ForwardRows {
   }
 
   template <bool kMasked, class QueryOperand>
-  __device__ __forceinline__ void add_step(const QueryOperand& query, uint32_t keys, uint32_t values, float scale_log2,
-                                           float slack, int first_row, int column, const int32_t* starts) {
+  __device__ __forceinline__ void add_step(const QueryOperand& query, uint32_t keys, uint32_t values,
+                                           float scale_log2, float slack, int first_row, int column,
+                                           const int32_t* starts) {
     float s[kM][kN][4] = {};
     multiply_transposed<kHeadDim>(s, query.fragments(), keys);
 
@@ -187,7 +190,8 @@ struct ForwardRows {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_forward_kernel(const ForwardParams p) {
-  constexpr int kHeadDim = Config::kHeadDim, kM = Config::kM, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kHeadDim = Config::kHeadDim, kM = Config::kM, kBlockM = Config::kBlockM,
+                kBlockN = Config::kBlockN;
   constexpr int kThreads = Config::kThreads, kTileBytes = Config::kTileBytes, kWarpRows = Config::kWarpRows;
   using CopyKeys = TileCopy<kHeadDim, kBlockN, kThreads>;
   using CopyQueries = TileCopy<kHeadDim, kBlockM, kThreads>;
@@ -210,7 +214,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const bf16* from = after(keys, tile, p.tile_bytes);
     const uint32_t to = base + stage_of(tile);
     CopyKeys::start(to + Config::kKeysAt, from, p.pitch, p.pass_bytes, present);
-    CopyKeys::start(to + Config::kValuesAt, after(from, p.values_from_keys_bytes), p.pitch, p.pass_bytes, present);
+    CopyKeys::start(to + Config::kValuesAt, after(from, p.values_from_keys_bytes), p.pitch, p.pass_bytes,
+                    present);
     copy_async_commit();
   };
   CopyQueries::start(base + Config::kQueryAt, p.qkv + (sequence + row0) * p.pitch + head * kHeadDim, p.pitch,
@@ -225,9 +230,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
   const int lane = thread_index() % 32;
   if (const int warp = warp_index(), warp_row = warp * kWarpRows; lane == 0)
-    tiles[warp] = {row0 + warp_row < p.length ? (row0 + warp_row) / kBlockN : -1,
-                                   starts[warp_row] / kBlockN,
-                                   (starts[warp_row + kWarpRows - 1] + kBlockN - 1) / kBlockN, first_tile};
+    tiles[warp] = {row0 + warp_row < p.length ? (row0 + warp_row) / kBlockN : -1, starts[warp_row] / kBlockN,
+                   (starts[warp_row + kWarpRows - 1] + kBlockN - 1) / kBlockN, first_tile};
   __syncwarp();
   const typename Tile<kHeadDim>::Lanes lanes(lane);
   const Operand<Config::kQueryInRegisters, kHeadDim, kM> query(base + Config::kQueryAt, lanes);
@@ -269,7 +273,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         p.lse[static_cast<int64_t>(end.unit) * p.length + t] = rows.reference[m][half] * p.scale + logf(sum);
     }
   const int64_t out_pitch = static_cast<int64_t>(p.heads) * kHeadDim;
-  bf16* out = p.out + (static_cast<int64_t>(end.batch) * p.length + first_row) * out_pitch + end.head * kHeadDim;
+  bf16* out =
+      p.out + (static_cast<int64_t>(end.batch) * p.length + first_row) * out_pitch + end.head * kHeadDim;
   store_rows<kHeadDim>(rows.out, inverse, shared + Config::kQueryAt + warp_row * Tile<kHeadDim>::kPitch, out,
                        out_pitch, p.length - first_row);
 }
@@ -281,23 +286,23 @@ void run_attention_forward(const Context& ctx, const AttentionForward& args) {
   const int64_t group = heads / args.kv_heads;
   const int64_t bytes_per_head = std::max<int64_t>(2 * length * Config::kHeadDim * 2 / group, 1);
   const auto row_bytes = static_cast<uint32_t>(args.qkv.columns() * 2);
-  const ForwardParams params{.out = args.out.as<bf16>(),
-                             .lse = args.lse.as<float>(),
-                             .qkv = args.qkv.as<bf16>(),
-                             .doc_start = args.doc_start ? args.doc_start.as<int32_t>() : nullptr,
-                             .length = static_cast<int>(length),
-                             .heads = static_cast<int>(heads),
-                             .kv_heads = static_cast<int>(args.kv_heads),
-                             .pitch = static_cast<int>(args.qkv.columns()),
-                             .pass_bytes = row_bytes * TileCopy<Config::kHeadDim, Config::kBlockN, Config::kThreads>::kRowsPerPass,
-                             .tile_bytes = row_bytes * Config::kBlockN,
-                             .values_from_keys_bytes = static_cast<uint32_t>(args.kv_heads * Config::kHeadDim * 2),
-                             .scale = args.scale,
-                             .scale_log2 = args.scale * kLog2E,
-                             .slack = 8 / (args.scale * kLog2E),
-                             .order = WorkOrder(blocks, batch * heads, bytes_per_head)};
-  launch_attention(ctx, attention_forward_kernel<Config>, Config::kThreads, Config::kSharedBytes,
-         params);
+  const ForwardParams params{
+      .out = args.out.as<bf16>(),
+      .lse = args.lse.as<float>(),
+      .qkv = args.qkv.as<bf16>(),
+      .doc_start = args.doc_start ? args.doc_start.as<int32_t>() : nullptr,
+      .length = static_cast<int>(length),
+      .heads = static_cast<int>(heads),
+      .kv_heads = static_cast<int>(args.kv_heads),
+      .pitch = static_cast<int>(args.qkv.columns()),
+      .pass_bytes = row_bytes * TileCopy<Config::kHeadDim, Config::kBlockN, Config::kThreads>::kRowsPerPass,
+      .tile_bytes = row_bytes * Config::kBlockN,
+      .values_from_keys_bytes = static_cast<uint32_t>(args.kv_heads * Config::kHeadDim * 2),
+      .scale = args.scale,
+      .scale_log2 = args.scale * kLog2E,
+      .slack = 8 / (args.scale * kLog2E),
+      .order = WorkOrder(blocks, batch * heads, bytes_per_head)};
+  launch_attention(ctx, attention_forward_kernel<Config>, Config::kThreads, Config::kSharedBytes, params);
 }
 
 /// The shape for each head size: the fastest on an H200 of those dev/bench_attention.cu tries.

@@ -41,7 +41,7 @@ constexpr int kThreadsPerRow = 8;
 template <int kMaxHeadDim>
 struct Fp32Config {
   static constexpr int kTile = kMaxHeadDim <= 128 ? 32 : 16, kThreads = kTile * kThreadsPerRow;
-  static constexpr int kScores = kTile / kThreadsPerRow;        // per thread
+  static constexpr int kScores = kTile / kThreadsPerRow;             // per thread
   static constexpr int kVectors = kMaxHeadDim / 4 / kThreadsPerRow;  // per thread, at most
   static constexpr int kWeightRow = kTile + 1;
 
@@ -74,7 +74,9 @@ struct Fp32Block {
   }
 
   [[nodiscard]] __device__ float4* tile(int index) const { return tiles + index * kTile * p.row_vectors; }
-  [[nodiscard]] __device__ int64_t pitch() const { return static_cast<int64_t>(p.heads + 2 * p.kv_heads) * p.head_dim; }
+  [[nodiscard]] __device__ int64_t pitch() const {
+    return static_cast<int64_t>(p.heads + 2 * p.kv_heads) * p.head_dim;
+  }
   [[nodiscard]] __device__ int64_t out_pitch() const { return static_cast<int64_t>(p.heads) * p.head_dim; }
 
   /// Rows `pitch` apart from `from`, zeros beyond `present` rows and beyond the head.
@@ -99,7 +101,8 @@ struct Fp32Block {
   }
 
   /// sum += the rows of b, weighted with this row's `values`, which its eight threads hold as dot() gives them.
-  __device__ void add_weighted(Accumulator& sum, const float (&values)[Config::kScores], const float4* b) const {
+  __device__ void add_weighted(Accumulator& sum, const float (&values)[Config::kScores],
+                               const float4* b) const {
     float* mine = weights + row * Config::kWeightRow;
     __syncwarp();
 #pragma unroll
@@ -112,12 +115,14 @@ struct Fp32Block {
         const int v = part + kThreadsPerRow * i;
         if (v >= p.vectors) break;
         const float4 y = b[k * p.row_vectors + v];
-        sum[i] = {fmaf(w, y.x, sum[i].x), fmaf(w, y.y, sum[i].y), fmaf(w, y.z, sum[i].z), fmaf(w, y.w, sum[i].w)};
+        sum[i] = {fmaf(w, y.x, sum[i].x), fmaf(w, y.y, sum[i].y), fmaf(w, y.z, sum[i].z),
+                  fmaf(w, y.w, sum[i].w)};
       }
     }
   }
 
-  __device__ void store(float* to, int64_t row_pitch, int present, const Accumulator& sum, float factor) const {
+  __device__ void store(float* to, int64_t row_pitch, int present, const Accumulator& sum,
+                        float factor) const {
     if (row >= present) return;
 #pragma unroll
     for (int i = 0; i < Config::kVectors; ++i) {
@@ -134,7 +139,8 @@ struct Fp32Block {
   static __device__ float row_sum(float x) { return warp_sum<kThreadsPerRow>(x); }
   static __device__ float row_max(float x) {
 #pragma unroll
-    for (int lanes = 1; lanes < kThreadsPerRow; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, lanes));
+    for (int lanes = 1; lanes < kThreadsPerRow; lanes *= 2)
+      x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, lanes));
     return x;
   }
 };
@@ -188,9 +194,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_fp32_forward_ke
     block.add_weighted(out, s, values);
   }
   sum = block.row_sum(sum);
-  if (block.part == 0 && t < p.length) p.lse_out[static_cast<int64_t>(unit) * p.length + t] = maximum + logf(sum);
-  block.store(p.out + (sequence + row0) * block.out_pitch() + head * p.head_dim, block.out_pitch(), p.length - row0, out,
-              1 / sum);
+  if (block.part == 0 && t < p.length)
+    p.lse_out[static_cast<int64_t>(unit) * p.length + t] = maximum + logf(sum);
+  block.store(p.out + (sequence + row0) * block.out_pitch() + head * p.head_dim, block.out_pitch(),
+              p.length - row0, out, 1 / sum);
 }
 
 template <class Config>
@@ -202,7 +209,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_fp32_dq_kernel(
 
   const auto [unit, rank] = p.order[static_cast<int>(blockIdx.x)];
   const int batch = unit / p.heads, head = unit % p.heads, row0 = (p.order.blocks - 1 - rank) * kTile;
-  const int64_t sequence = static_cast<int64_t>(batch) * p.length, pitch = block.pitch(), out_pitch = block.out_pitch();
+  const int64_t sequence = static_cast<int64_t>(batch) * p.length, pitch = block.pitch(),
+                out_pitch = block.out_pitch();
   const int t = row0 + block.row;
   const int start = p.doc_start && t < p.length ? p.doc_start[sequence + t] : 0;
   const int first = p.doc_start ? p.doc_start[sequence + row0] / kTile * kTile : 0;
@@ -214,7 +222,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_fp32_dq_kernel(
   float delta = 0, lse = 0;
   if (t < p.length) {
     const int64_t at = (sequence + t) * out_pitch + head * p.head_dim;
-    for (int d = block.part; d < p.head_dim; d += kThreadsPerRow) delta = fmaf(p.out_in[at + d], p.d_out[at + d], delta);
+    for (int d = block.part; d < p.head_dim; d += kThreadsPerRow)
+      delta = fmaf(p.out_in[at + d], p.d_out[at + d], delta);
     lse = p.lse[static_cast<int64_t>(unit) * p.length + t];
   }
   delta = block.row_sum(delta);
@@ -248,8 +257,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_fp32_dk_dv_kern
   float4 *keys = block.tile(0), *values = block.tile(1), *queries = block.tile(2), *d_out = block.tile(3);
 
   const auto [unit, rank] = p.order[static_cast<int>(blockIdx.x)];
-  const int batch = unit / p.kv_heads, kv_head = unit % p.kv_heads, row0 = rank * kTile, group = p.heads / p.kv_heads;
-  const int64_t sequence = static_cast<int64_t>(batch) * p.length, pitch = block.pitch(), out_pitch = block.out_pitch();
+  const int batch = unit / p.kv_heads, kv_head = unit % p.kv_heads, row0 = rank * kTile,
+            group = p.heads / p.kv_heads;
+  const int64_t sequence = static_cast<int64_t>(batch) * p.length, pitch = block.pitch(),
+                out_pitch = block.out_pitch();
   const int t = row0 + block.row;
   const int end = p.doc_end && t < p.length ? p.doc_end[sequence + t] : p.length;
   const int last = p.doc_end ? p.doc_end[sequence + min(row0 + kTile, p.length) - 1] : p.length;
@@ -262,8 +273,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_fp32_dk_dv_kern
     const int64_t rows = (static_cast<int64_t>(batch) * p.heads + head) * p.length;
     for (int column0 = row0; column0 < last; column0 += kTile) {
       __syncthreads();
-      block.load(queries, p.qkv + (sequence + column0) * pitch + head * p.head_dim, pitch, p.length - column0);
-      block.load(d_out, p.d_out + (sequence + column0) * out_pitch + head * p.head_dim, out_pitch, p.length - column0);
+      block.load(queries, p.qkv + (sequence + column0) * pitch + head * p.head_dim, pitch,
+                 p.length - column0);
+      block.load(d_out, p.d_out + (sequence + column0) * out_pitch + head * p.head_dim, out_pitch,
+                 p.length - column0);
       if (block.part == 0 && column0 + block.row < p.length) {
         block.row_lse[block.row] = p.lse[rows + column0 + block.row];
         block.row_delta[block.row] = p.delta[rows + column0 + block.row];

@@ -48,9 +48,13 @@ struct Tile {
 
     /// `tile` with the lane's offset, for load_matrices of A tiles [16 x 16] and for load_matrices_transposed of B
     /// tiles of 16 (k, along rows) x 16 (n).
-    __device__ __forceinline__ uint32_t rows_first(uint32_t tile) const { return tile + (opaque(offsets_) & 0xffffU); }
+    __device__ __forceinline__ uint32_t rows_first(uint32_t tile) const {
+      return tile + (opaque(offsets_) & 0xffffU);
+    }
     /// For load_matrices of B tiles of 16 (n, along rows) x 16 (k).
-    __device__ __forceinline__ uint32_t columns_first(uint32_t tile) const { return tile + (opaque(offsets_) >> 16); }
+    __device__ __forceinline__ uint32_t columns_first(uint32_t tile) const {
+      return tile + (opaque(offsets_) >> 16);
+    }
 
    private:
     uint32_t offsets_;  // two numbers below 2^12
@@ -64,7 +68,8 @@ struct Tile {
   /// The block at rows 16 * block_row, columns 16 * block_column of a tile whose address has the lane's offset.
   __device__ __forceinline__ static uint32_t block(uint32_t tile, int block_row, int block_column) {
     const int low = block_column % kVariants, high = block_column - low;
-    return (tile ^ static_cast<uint32_t>(32 * low)) + static_cast<uint32_t>(32 * high + 16 * block_row * kPitch);
+    return (tile ^ static_cast<uint32_t>(32 * low)) +
+           static_cast<uint32_t>(32 * high + 16 * block_row * kPitch);
   }
 };
 
@@ -112,7 +117,8 @@ class TileCopy {
 /// acc[16 kM x 8 kN] += A . B^T over the head dimension. `a(k, fragments)` gives the k-th 16 columns of A; B is
 /// kN * 8 rows of a tile, `b` their address for this lane.
 template <int kHeadDim, int kM, int kN, class FragmentsOfA>
-__device__ __forceinline__ void multiply_transposed(float (&acc)[kM][kN][4], const FragmentsOfA& a, uint32_t b) {
+__device__ __forceinline__ void multiply_transposed(float (&acc)[kM][kN][4], const FragmentsOfA& a,
+                                                    uint32_t b) {
   static_assert(kN % 2 == 0);
 #pragma unroll
   for (int i = 0; i < kHeadDim / 16; ++i) {
@@ -163,7 +169,7 @@ class SharedOperand {
   __device__ __forceinline__ auto fragments() const {
     const int rows = warp_index() * 16 * kM;
     const uint32_t at = lanes_.rows_first(tile_ + static_cast<uint32_t>(Tile<kHeadDim>::bytes(rows)));
-    return [at](int k, uint32_t (&a)[kM][4]) {
+    return [at](int k, uint32_t(&a)[kM][4]) {
 #pragma unroll
       for (int m = 0; m < kM; ++m) load_matrices(a[m], Tile<kHeadDim>::block(at, m, k));
     };
@@ -185,7 +191,7 @@ class RegisterOperand {
   }
 
   __device__ __forceinline__ auto fragments() const {
-    return [this](int k, uint32_t (&a)[kM][4]) {
+    return [this](int k, uint32_t(&a)[kM][4]) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -203,8 +209,9 @@ using Operand = std::conditional_t<kInRegisters, RegisterOperand<kHeadDim, kM>, 
 /// Writes one warp's accumulators, times factor[m][row half], as bf16 rows `pitch` elements apart. They pass through
 /// 16 kM rows of a tile at `staging`, which no other warp may be using, so that whole sectors are written.
 template <int kHeadDim, int kM>
-__device__ __forceinline__ void store_rows(const float (&acc)[kM][kHeadDim / 8][4], const float (&factor)[kM][2],
-                                           unsigned char* staging, bf16* to, int64_t pitch, int present) {
+__device__ __forceinline__ void store_rows(const float (&acc)[kM][kHeadDim / 8][4],
+                                           const float (&factor)[kM][2], unsigned char* staging, bf16* to,
+                                           int64_t pitch, int present) {
   using T = Tile<kHeadDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   __syncwarp();
@@ -265,10 +272,12 @@ struct WorkOrder {
 
 /// Launches one block per item of params.order, with `shared` bytes of dynamic shared memory.
 template <class Params>
-void launch_attention(const Context& ctx, void (*kernel)(Params), int threads, int shared, const Params& params) {
-  CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  shared));
-  kernel<<<params.order.count(), static_cast<unsigned>(threads), static_cast<size_t>(shared), stream_of(ctx)>>>(params);
+void launch_attention(const Context& ctx, void (*kernel)(Params), int threads, int shared,
+                      const Params& params) {
+  CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  kernel<<<params.order.count(), static_cast<unsigned>(threads), static_cast<size_t>(shared),
+           stream_of(ctx)>>>(params);
   CUDA_CHECK_LAUNCH(attention kernel);
 }
 

@@ -12,14 +12,15 @@
 namespace kinoe {
 
 struct CrossEntropy {
-  Tensor logits;    // [N, >= V] activation type; overwritten by the gradient when with_gradient
-  Tensor targets;   // [N] int32; -1: ignored
-  Tensor losses;    // [N] fp32 (fp64 in fp64), in nats
+  Tensor logits;   // [N, >= V] activation type; overwritten by the gradient when with_gradient
+  Tensor targets;  // [N] int32; -1: ignored
+  Tensor losses;   // [N] fp32 (fp64 in fp64), in nats
   int64_t vocab_size = 0;
-  float d_loss = 0;           // gradient of the objective with respect to one token's loss: 1 / nominal tokens
+  float d_loss = 0;  // gradient of the objective with respect to one token's loss: 1 / nominal tokens
   bool with_gradient = false;
-  Tensor bad_target;  // [1] int64: max with 1 + n for a target that is neither -1 nor in [0, V); such a row is
-                      // treated as ignored
+  Tensor
+      bad_target;  // [1] int64: max with 1 + n for a target that is neither -1 nor in [0, V); such a row is
+                   // treated as ignored
 };
 
 /// Adds the losses of all rows with a target (>= 0) to sum[0], in row order within a fixed blocking, in fp64, and their number to count[0].

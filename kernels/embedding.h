@@ -12,13 +12,13 @@
 namespace kinoe {
 
 struct EmbeddingForward {
-  Tensor out;             // [B, T, C] activation type
-  Tensor tokens;          // [B, T] int32
-  Tensor token_table;     // [V or more, C] weight type
-  Tensor position_table;  // [>= T, C], or absent
-  int64_t vocab_size = 0; // V: ids outside [0, V) give a zero row and set bad_token
-  Tensor bad_token;       // [1] int64: 1 + the largest n whose id was out of range; 0 when all are good.
-                          // Only ever raised here (max): the caller clears it
+  Tensor out;              // [B, T, C] activation type
+  Tensor tokens;           // [B, T] int32
+  Tensor token_table;      // [V or more, C] weight type
+  Tensor position_table;   // [>= T, C], or absent
+  int64_t vocab_size = 0;  // V: ids outside [0, V) give a zero row and set bad_token
+  Tensor bad_token;        // [1] int64: 1 + the largest n whose id was out of range; 0 when all are good.
+                           // Only ever raised here (max): the caller clears it
 };
 
 struct EmbeddingBackward {
@@ -29,7 +29,7 @@ struct EmbeddingBackward {
   int64_t vocab_size = 0;
   bool accumulate_tokens = false;     // add to d_token_table instead of overwriting all of its rows
   bool accumulate_positions = false;  // the same for d_position_table
-  Tensor scratch;           // embedding_backward_scratch_bytes() bytes as int32; absent when that is 0
+  Tensor scratch;  // embedding_backward_scratch_bytes() bytes as int32; absent when that is 0
 };
 
 namespace cpu {
@@ -44,7 +44,8 @@ inline constexpr int64_t kEmbeddingDigits = 256;     // radix of the sort
 
 constexpr size_t embedding_align(int64_t bytes) { return static_cast<size_t>((bytes + 255) / 256 * 256); }
 
-inline constexpr size_t embedding_backward_scratch_bytes(int64_t tokens, int64_t channels, int64_t vocab_size) {
+inline constexpr size_t embedding_backward_scratch_bytes(int64_t tokens, int64_t channels,
+                                                         int64_t vocab_size) {
   const int64_t tiles = (tokens + kEmbeddingSortTile - 1) / kEmbeddingSortTile;
   const int64_t pieces = 2 * ((tokens + kEmbeddingPiece - 1) / kEmbeddingPiece);
   return 4 * embedding_align(tokens * 4) + embedding_align(tiles * kEmbeddingDigits * 4) +

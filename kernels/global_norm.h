@@ -29,6 +29,8 @@ void check(const NormFinish& args);
 KINOE_OPERATION(norm_partials, NormPartials)
 KINOE_OPERATION(norm_finish, NormFinish)
 
-inline Cost norm_partials_cost(int64_t n) { return {4.0 * static_cast<double>(n), 2.0 * static_cast<double>(n)}; }
+inline Cost norm_partials_cost(int64_t n) {
+  return {4.0 * static_cast<double>(n), 2.0 * static_cast<double>(n)};
+}
 
 }  // namespace kinoe

@@ -26,18 +26,18 @@ struct NormForward {
 };
 
 struct NormBackward {
-  Tensor d_residual;    // [N, C] activation type, out: d_residual_in + the gradient through the norm
-  Tensor d_residual_in; // [N, C] the gradient that arrived at r from later layers, or absent (zero).
-                        // May be the same memory as d_residual
-  Tensor d_weight;      // [C] fp32 (fp64 in fp64)
-  Tensor d_bias;        // [C], or absent
+  Tensor d_residual;        // [N, C] activation type, out: d_residual_in + the gradient through the norm
+  Tensor d_residual_in;     // [N, C] the gradient that arrived at r from later layers, or absent (zero).
+                            // May be the same memory as d_residual
+  Tensor d_weight;          // [C] fp32 (fp64 in fp64)
+  Tensor d_bias;            // [C], or absent
   bool accumulate = false;  // add to d_weight and d_bias instead of overwriting
-  Tensor d_out;         // [N, C]
-  Tensor residual;      // [N, C] r of the forward pass
-  Tensor weight;        // [C]
-  Tensor mean;          // [N], or absent for RMSNorm
-  Tensor rstd;          // [N]
-  Tensor scratch;       // norm_backward_scratch_bytes() bytes as int32; absent when that is 0
+  Tensor d_out;             // [N, C]
+  Tensor residual;          // [N, C] r of the forward pass
+  Tensor weight;            // [C]
+  Tensor mean;              // [N], or absent for RMSNorm
+  Tensor rstd;              // [N]
+  Tensor scratch;           // norm_backward_scratch_bytes() bytes as int32; absent when that is 0
 };
 
 namespace cpu {

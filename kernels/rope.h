@@ -14,8 +14,8 @@
 namespace kinoe {
 
 struct Rope {
-  Tensor qkv;     // [B, T, (H + 2 Hkv) * D], rows q | k | v; changed in place
-  Tensor table;   // [>= T, D] fp32 (fp64 in fp64): cos(t w_0..D/2-1), then sin(t w_0..D/2-1)
+  Tensor qkv;    // [B, T, (H + 2 Hkv) * D], rows q | k | v; changed in place
+  Tensor table;  // [>= T, D] fp32 (fp64 in fp64): cos(t w_0..D/2-1), then sin(t w_0..D/2-1)
   int64_t heads = 0;
   int64_t kv_heads = 0;
   bool backward = false;  // rotate by -t w_i

@@ -19,7 +19,7 @@ struct TokenFlops {
 
 /// Forward and backward of one token in sequences of `length`: products of activations with weights (the head once, the
 /// embedding never) and attention.
-TokenFlops training_flops(const ModelConfig& config, int64_t length);
+TokenFlops training_flops(const ModelConfig& m, int64_t length);
 
 struct Peak {
   double flops = 0;    // per second, dense

@@ -165,7 +165,7 @@ struct LossCurveStyle {
 };
 
 /// A picture as SVG: training loss as it was (faint) and smoothed, validation points, the reference.
-std::string loss_curve_svg(const LossHistory& history, const LossCurveStyle& style);
+std::string loss_curve_svg(const LossHistory& given, const LossCurveStyle& style);
 /// Writes it (atomically) to a path ending in .svg. Throws ExitCode::usage with the reason.
 void write_loss_curve(const std::string& path, const LossHistory& history, const LossCurveStyle& style);
 /// "▇▅▃▂▁": the values in `width` columns, each the mean of its share. Non-finite values are left out.

@@ -47,19 +47,20 @@ template <class... Parts>
 
 template <class... Parts>
 [[noreturn]] void check_failed(const char* file, int line, const char* condition, const Parts&... parts) {
-  fail(ExitCode::internal, "internal error at ", file, ":", line, ": (", condition, ") does not hold: ", parts...);
+  fail(ExitCode::internal, "internal error at ", file, ":", line, ": (", condition,
+       ") does not hold: ", parts...);
 }
 
 /// The failure of a library call, the same sentence for CUDA, cuBLASLt, NCCL, MPI and the C library.
-[[noreturn]] inline void call_failed(ExitCode code, const char* library, const char* call, const std::string& reason,
-                                     const char* file, int line) {
+[[noreturn]] inline void call_failed(ExitCode code, const char* library, const char* call,
+                                     const std::string& reason, const char* file, int line) {
   fail(code, library, " call failed: ", call, ": ", reason, " (", file, ":", line, ")");
 }
 
 }  // namespace kinoe
 
-#define CHECK(condition, ...)                                                           \
-  do {                                                                                  \
-    if (!(condition)) [[unlikely]]                                                      \
-      ::kinoe::check_failed(__FILE__, __LINE__, #condition, __VA_ARGS__);               \
+#define CHECK(condition, ...)                                             \
+  do {                                                                    \
+    if (!(condition)) [[unlikely]]                                        \
+      ::kinoe::check_failed(__FILE__, __LINE__, #condition, __VA_ARGS__); \
   } while (false)

@@ -11,11 +11,11 @@
 #endif
 
 /// Declares both implementations of an operation and the inline dispatcher in front of them.
-#define KINOE_OPERATION(operation, Arguments)                                           \
-  namespace cpu {                                                                       \
-  void operation(const Context& ctx, const Arguments& args);                            \
-  }                                                                                     \
-  namespace cuda {                                                                      \
-  void operation(const Context& ctx, const Arguments& args);                            \
-  }                                                                                     \
+#define KINOE_OPERATION(operation, Arguments)                \
+  namespace cpu {                                            \
+  void operation(const Context& ctx, const Arguments& args); \
+  }                                                          \
+  namespace cuda {                                           \
+  void operation(const Context& ctx, const Arguments& args); \
+  }                                                          \
   inline void operation(const Context& ctx, const Arguments& args) { KINOE_DISPATCH(ctx, operation, args); }

@@ -69,12 +69,30 @@ KINOE_HD inline float to_float(bf16 value) {
 
 template <class T>
 struct dtype_of_t;
-template <> struct dtype_of_t<float> { static constexpr DType value = DType::f32; };
-template <> struct dtype_of_t<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct dtype_of_t<double> { static constexpr DType value = DType::f64; };
-template <> struct dtype_of_t<int32_t> { static constexpr DType value = DType::i32; };
-template <> struct dtype_of_t<int64_t> { static constexpr DType value = DType::i64; };
-template <> struct dtype_of_t<uint64_t> { static constexpr DType value = DType::u64; };
+template <>
+struct dtype_of_t<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct dtype_of_t<bf16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of_t<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct dtype_of_t<int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct dtype_of_t<int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct dtype_of_t<uint64_t> {
+  static constexpr DType value = DType::u64;
+};
 template <class T>
 inline constexpr DType dtype_of = dtype_of_t<T>::value;
 

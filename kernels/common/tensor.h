@@ -53,7 +53,8 @@ struct Tensor {
 
   /// Rows [begin, begin + count) of the first dimension.
   [[nodiscard]] Tensor slice(int64_t begin, int64_t count) const {
-    CHECK(begin >= 0 && count >= 0 && begin + count <= dim(0), "rows [", begin, ", ", begin + count, ") of ", shape());
+    CHECK(begin >= 0 && count >= 0 && begin + count <= dim(0), "rows [", begin, ", ", begin + count, ") of ",
+          shape());
     Tensor result = *this;
     const int64_t stride = dim(0) == 0 ? 0 : size() / dim(0);
     result.data = static_cast<char*>(data) + static_cast<size_t>(begin * stride) * size_of(dtype);
