@@ -111,6 +111,13 @@ TEST(ConfigResolve, TokensBecomeWholeSteps) {
   }
 }
 
+TEST(ConfigResolve, TheDefaultWarmupIsAtMost375MTokens) {
+  RunConfig c;
+  c.tokens = 100'000'000'000;
+  resolve(c, kGpt2);
+  EXPECT_EQ(c.warmup_tokens, 375'000'000);
+}
+
 TEST(ConfigResolve, WarmupStepsBecomeTokens) {
   RunConfig c;
   c.warmup_steps = 10;

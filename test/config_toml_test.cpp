@@ -81,8 +81,9 @@ TEST(ConfigToml, Strings) {
 TEST(ConfigToml, WhatIsNotThisSubsetIsRefusedWithItsLine) {
   EXPECT_NE(refusal("a = 1\n[section]\n").find("run.toml line 2"), std::string::npos);
   EXPECT_NE(refusal("a = 1\n\na = 2").find("already set in line 1"), std::string::npos);
-  for (const char* bad : {"steps", "steps 5", "steps = ", "= 5", "a.b = 5", "a = {b = 1}", "a = 1 2",
-                          "a = [1", "a = [1 2]", "a = [[1]]", "a = 2024-05-01", "a = [,]", "{\"steps\": 5}"})
+  for (const char* bad :
+       {"steps", "steps 5", "steps = ", "= 5", "a.b = 5", "a = {b = 1}", "a = 1 2", "a = 1 b = 2",
+        "a = [1] b = 2", "a = [1", "a = [1 2]", "a = [[1]]", "a = 2024-05-01", "a = [,]", "{\"steps\": 5}"})
     EXPECT_NE(refusal(bad).find("run.toml line 1"), std::string::npos) << bad << " -> " << refusal(bad);
 }
 
