@@ -20,7 +20,7 @@ echo
 echo "Stories by the model after this training:"
 for seed in 1 2 3; do
   echo
-  "$binary" sample "$run" --seed "$seed" --max-tokens 300 --device "${KINOE_DEVICE:-auto}"
+  "$binary" sample "$run" --seed "$seed" --max-tokens 300 --temperature 0.7 --device "${KINOE_DEVICE:-auto}"
 done
 
 cat <<TEXT
