@@ -115,7 +115,7 @@ void Dataset::finish(const DatasetOptions& options) {
          " sequences; give more data, or a smaller --global-batch or --seq-len");
   std::vector<double> weights;
   for (const SourceState& source : state_.sources) weights.push_back(source.weight);
-  mixture_ = Mixture(std::move(weights));
+  mixture_ = Mixture(weights);
 }
 
 std::vector<double> Dataset::epochs(int64_t samples) const {
