@@ -352,6 +352,7 @@ std::string sample_text(const Context& ctx, const Model& model, LayerHooks hooks
   SampleOptions options;
   options.max_tokens = kSampleTokens;
   options.seed = seed;
+  options.allowed = byte_tokenizer()->vocab_size();
   const auto ended = [&](const std::vector<int32_t>& ids) {
     return stories && byte_tokenizer()->decode(ids).ends_with(kStorySeparator);
   };

@@ -100,6 +100,14 @@ TEST_F(SamplerTest, LongTextSeesItsLastWindow) {
   EXPECT_EQ(text.size(), 30U);
 }
 
+TEST_F(SamplerTest, OnlyAllowedIdsAreChosen) {
+  bool larger = false;
+  for (const int32_t id : generate(1, 13, {.max_tokens = 200, .seed = 5}).front()) larger = larger || id >= 7;
+  EXPECT_TRUE(larger);
+  for (const int32_t id : generate(1, 13, {.max_tokens = 200, .seed = 5, .allowed = 7}).front())
+    EXPECT_LT(id, 7);
+}
+
 TEST_F(SamplerTest, RowsStopAlone) {
   const auto rows = generate(2, 13, {.max_tokens = 9, .seed = 5},
                              [](const std::vector<int32_t>& ids) { return ids.size() >= 4; });

@@ -89,6 +89,8 @@ std::vector<std::vector<int32_t>> Sampler::generate(
   const auto rows = static_cast<size_t>(count_);
   std::vector<std::vector<int32_t>> fresh(rows);
   std::vector<bool> done(rows, false);
+  const int64_t vocab = model_.config.vocab_size;
+  const int64_t ids = options.allowed > 0 ? std::min(options.allowed, vocab) : vocab;
 
   for (int64_t position = 0; position < options.max_tokens; ++position) {
     if (std::find(done.begin(), done.end(), false) == done.end()) break;
@@ -121,8 +123,8 @@ std::vector<std::vector<int32_t>> Sampler::generate(
     for (size_t r = 0; r < rows; ++r) {
       if (done[r]) continue;
       const uint32_t bits = philox(options.seed, r, static_cast<uint64_t>(position)).v[0];
-      fresh[r].push_back(pick_token(values.data() + r * static_cast<size_t>(logits.columns()),
-                                    model_.config.vocab_size, options, static_cast<double>(uniform01(bits))));
+      fresh[r].push_back(pick_token(values.data() + r * static_cast<size_t>(logits.columns()), ids, options,
+                                    static_cast<double>(uniform01(bits))));
       if (stop && stop(fresh[r])) done[r] = true;
     }
   }

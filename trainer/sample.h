@@ -15,6 +15,7 @@ struct SampleOptions {
   int64_t top_k = 0;         // only the k most probable; 0: all
   double top_p = 1.0;        // only the smallest set of most probable tokens that reaches this probability
   uint64_t seed = 1;
+  int64_t allowed = 0;  // only ids below this one, where the tokenizer has fewer than the model; 0: all
 };
 
 /// Picks one of `vocab_size` tokens. `uniform` in (0, 1) decides; equal inputs give equal tokens.
