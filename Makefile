@@ -56,7 +56,7 @@ clean:
 	rm -rf build train_gpt compile_commands.json
 
 # ---------------------------------------------------------------------------------------------- building
-ifneq ($(filter binary tests cuda run-demo run-tests run-bench,$(MAKECMDGOALS)),)
+ifneq ($(filter build/% binary tests cuda run-demo run-tests run-bench,$(MAKECMDGOALS)),)
 
 include build/probe.mk
 # Looked at again when the compilers change, or when the tests want a GoogleTest that was not there. (Not by .PHONY:
@@ -138,6 +138,11 @@ run-bench: $B/bench_kernels
 	@$B/bench_kernels $(ARGS)
 
 $B/train_gpt: $B/train_gpt.o $(OBJECTS) $B/link.command
+	@echo "  LINK  $@"
+	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
+
+# Logits of a checkpoint, for dev/check_hf.py: make build/host/hf_logits
+$B/hf_logits: $B/dev/hf_logits.o $(OBJECTS) $B/link.command
 	@echo "  LINK  $@"
 	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
 
