@@ -108,50 +108,59 @@ struct alignas(16) QueryTiles {
   int diagonal, leftmost, clear, first;
 };
 
-/// delta of the block's rows, from dO in shared memory and O in global memory.
+/// lse and delta of the block's rows, from dO in shared memory, which it waits for, and O in global memory.
 template <class Config>
 __device__ __forceinline__ void write_stats(const BackwardParams& p, unsigned char* shared, int unit,
                                             int batch, int head, int row0) {
   using T = Tile<Config::kHeadDim>;
-  constexpr int kRowsPerPass = Config::kThreads / T::kLanesPerRow;
+  constexpr int kRowsPerPass = Config::kThreads / T::kLanesPerRow, kPasses = Config::kBlockM / kRowsPerPass;
   static_assert(Config::kBlockM % kRowsPerPass == 0);
+  const int thread = thread_index(), thread_row = thread / T::kLanesPerRow,
+            thread_chunk = thread % T::kLanesPerRow;
+  uint4 out[kPasses][T::kCopiesPerRow];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int t = row0 + pass * kRowsPerPass + thread_row;
+    const bf16* from =
+        p.out + (static_cast<int64_t>(batch) * p.length + t) * p.out_pitch + head * Config::kHeadDim;
+#pragma unroll
+    for (int i = 0; i < T::kCopiesPerRow; ++i)
+      out[pass][i] = t < p.length
+                         ? *reinterpret_cast<const uint4*>(from + (thread_chunk + i * T::kLanesPerRow) * 8)
+                         : make_uint4(0, 0, 0, 0);
+  }
+  copy_async_wait<1>();
+  __syncthreads();
   auto* stats = reinterpret_cast<float2*>(shared + Config::kStatsAt);
-  const int thread = thread_index();
 #pragma unroll
-  for (int first = 0; first < Config::kBlockM; first += kRowsPerPass) {
-    const int row = first + thread / T::kLanesPerRow, t = row0 + row;
-    float sum = 0;
-    if (t < p.length) {
-      const bf16* out =
-          p.out + (static_cast<int64_t>(batch) * p.length + t) * p.out_pitch + head * Config::kHeadDim;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int row = pass * kRowsPerPass + thread_row, t = row0 + row;
+    float delta = 0;
 #pragma unroll
-      for (int i = 0; i < T::kCopiesPerRow; ++i) {
-        const int chunk = thread % T::kLanesPerRow + i * T::kLanesPerRow;
-        const uint4 o = *reinterpret_cast<const uint4*>(out + chunk * 8);
-        const uint4 d = *reinterpret_cast<const uint4*>(shared + Config::kDOutAt + T::offset(row, chunk));
-        const uint32_t os[4] = {o.x, o.y, o.z, o.w}, ds[4] = {d.x, d.y, d.z, d.w};
+    for (int i = 0; i < T::kCopiesPerRow; ++i) {
+      const uint4 o = out[pass][i];
+      const uint4 d = *reinterpret_cast<const uint4*>(shared + Config::kDOutAt +
+                                                      T::offset(row, thread_chunk + i * T::kLanesPerRow));
+      const uint32_t os[4] = {o.x, o.y, o.z, o.w}, ds[4] = {d.x, d.y, d.z, d.w};
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          sum += low_bf16(os[j]) * low_bf16(ds[j]) + high_bf16(os[j]) * high_bf16(ds[j]);
-      }
+      for (int j = 0; j < 4; ++j)
+        delta += low_bf16(os[j]) * low_bf16(ds[j]) + high_bf16(os[j]) * high_bf16(ds[j]);
     }
-#pragma unroll
-    for (int lanes = 1; lanes < T::kLanesPerRow; lanes *= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
-    if (thread % T::kLanesPerRow == 0) {
+    delta = warp_sum<T::kLanesPerRow>(delta);
+    if (thread_chunk == 0) {
       const float lse = t < p.length ? p.lse[static_cast<int64_t>(unit) * p.length + t] * kLog2E : INFINITY;
-      stats[row] = make_float2(lse, sum);
-      p.stats[static_cast<int64_t>(unit) * p.stats_length + t] = make_float2(lse, sum);
+      stats[row] = make_float2(lse, delta);
+      p.stats[static_cast<int64_t>(unit) * p.stats_length + t] = make_float2(lse, delta);
     }
   }
 }
 
-/// One tile of keys and values, `keys` and `values` without the lane's offsets. For the mask: the warp's first row, and
-/// the first visible column of each row, counted from the tile's first column.
+/// The tile of keys at `keys`, and its values a constant behind. For the mask: the warp's first row, the tile's first
+/// column, and the first visible column of each of the warp's rows.
 template <class Config, bool kMasked, class RowOperand>
 __device__ __forceinline__ void add_to_dq(float (&dq)[Config::kM][Config::kHeadDim / 8][4],
                                           const RowOperand& queries, const RowOperand& d_out,
                                           const float2 (&stats)[Config::kM][2], uint32_t keys,
-                                          uint32_t values,
                                           const typename Tile<Config::kHeadDim>::Lanes& lanes,
                                           float scale_log2, int first_row, int column,
                                           const int32_t* starts) {
@@ -159,12 +168,12 @@ __device__ __forceinline__ void add_to_dq(float (&dq)[Config::kM][Config::kHeadD
 #pragma unroll Config::kUnroll
   for (int step = 0; step < Config::kBlockN; step += kStep) {
     if (kMasked && column + step > first_row + Config::kWarpRows - 1) break;
-    const auto at = static_cast<uint32_t>(Tile<kHeadDim>::bytes(step));
+    const uint32_t keys_at = lanes.columns_first(keys + static_cast<uint32_t>(Tile<kHeadDim>::bytes(step)));
     float s[kM][kN][4], dp[kM][kN][4];
     clear(s);
-    multiply_transposed<kHeadDim>(s, queries.fragments(), lanes.columns_first(keys) + at);
+    multiply_transposed<kHeadDim>(s, queries.fragments(), keys_at);
     clear(dp);
-    multiply_transposed<kHeadDim>(dp, d_out.fragments(), lanes.columns_first(values) + at);
+    multiply_transposed<kHeadDim>(dp, d_out.fragments(), keys_at + (Config::kValuesAt - Config::kKeysAt));
 
     if constexpr (kMasked) {
       const int lane = thread_index() % 32, lane_column = column + step + 2 * (lane % 4);
@@ -191,7 +200,7 @@ __device__ __forceinline__ void add_to_dq(float (&dq)[Config::kM][Config::kHeadD
 
     uint32_t ds[kM][kN / 2][4];
     pack_operand(ds, dp);
-    multiply<kHeadDim>(dq, ds, lanes.rows_first(keys) + at);
+    multiply<kHeadDim>(dq, ds, lanes.rows_first(keys + static_cast<uint32_t>(Tile<kHeadDim>::bytes(step))));
   }
 }
 
@@ -235,8 +244,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (thread_index() == 0) *place = {keys, unit, batch, head, row0};
   for (int i = thread_index(); i < kBlockM; i += kThreads)
     starts[i] = doc_start ? doc_start[min(row0 + i, p.length - 1)] : 0;
-  copy_async_wait<1>();
-  __syncthreads();
   write_stats<Config>(p, shared, unit, batch, head, row0);
 
   const int lane = thread_index() % 32;
@@ -266,14 +273,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
     if (tile > mine.diagonal || tile < mine.leftmost) continue;
     const uint32_t keys_at = base + Config::kKeysAt + stage_of(tile);
-    const uint32_t values_at = base + Config::kValuesAt + stage_of(tile);
     if (tile == mine.diagonal || tile < mine.clear) {
       const int warp_row = warp_index() * kWarpRows;
-      add_to_dq<Config, true>(dq, queries, d_out, stats, keys_at, values_at, lanes, p.scale_log2,
-                              place->row0 + warp_row, tile * kBlockN, starts + warp_row);
+      add_to_dq<Config, true>(dq, queries, d_out, stats, keys_at, lanes, p.scale_log2, place->row0 + warp_row,
+                              tile * kBlockN, starts + warp_row);
     } else {
-      add_to_dq<Config, false>(dq, queries, d_out, stats, keys_at, values_at, lanes, p.scale_log2, 0, 0,
-                               nullptr);
+      add_to_dq<Config, false>(dq, queries, d_out, stats, keys_at, lanes, p.scale_log2, 0, 0, nullptr);
     }
   }
 
@@ -320,13 +325,13 @@ struct alignas(16) KeyStep {
   int tile, group_head, stage, unused;
 };
 
-/// One tile of queries, addresses without the lane's offsets. For the mask: the warp's first row, and one past the last
-/// visible column of each row, counted from the tile's first column.
+/// The tile of queries at `queries`, and its dO a constant behind. For the mask: the warp's first row, the tile's first
+/// column, and one past the last visible column of each of the warp's rows.
 template <class Config, bool kMasked, class KeyOperand, class ValueOperand>
 __device__ __forceinline__ void add_to_dk_dv(float (&dk)[Config::kM][Config::kHeadDim / 8][4],
                                              float (&dv)[Config::kM][Config::kHeadDim / 8][4],
                                              const KeyOperand& keys, const ValueOperand& values,
-                                             uint32_t queries, uint32_t d_out, const unsigned char* stats,
+                                             uint32_t queries, const unsigned char* stats,
                                              const typename Tile<Config::kHeadDim>::Lanes& lanes,
                                              float scale_log2, int first_row, int column,
                                              const int32_t* ends) {
@@ -334,12 +339,14 @@ __device__ __forceinline__ void add_to_dk_dv(float (&dk)[Config::kM][Config::kHe
 #pragma unroll Config::kUnroll
   for (int step = 0; step < Config::kBlockM; step += kStep) {
     if (kMasked && column + step + kStep <= first_row) continue;
+    constexpr uint32_t kDOut = Config::kDOutAt - Config::kQueriesAt;
     const auto at = static_cast<uint32_t>(Tile<kHeadDim>::bytes(step));
+    const uint32_t columns_first = lanes.columns_first(queries + at);
     float s[kM][kN][4], dp[kM][kN][4];
     clear(s);
-    multiply_transposed<kHeadDim>(s, keys.fragments(), lanes.columns_first(queries) + at);
+    multiply_transposed<kHeadDim>(s, keys.fragments(), columns_first);
     clear(dp);
-    multiply_transposed<kHeadDim>(dp, values.fragments(), lanes.columns_first(d_out) + at);
+    multiply_transposed<kHeadDim>(dp, values.fragments(), columns_first + kDOut);
 
     const int lane = thread_index() % 32;
     if constexpr (kMasked) {
@@ -368,11 +375,12 @@ __device__ __forceinline__ void add_to_dk_dv(float (&dk)[Config::kM][Config::kHe
           score_gradient(s[m][n][2 * half + 1], dp[m][n][2 * half + 1], scale_log2, pair.z, pair.w);
         }
     }
+    const uint32_t rows_first = lanes.rows_first(queries + at);
     uint32_t a[kM][kN / 2][4];
     pack_operand(a, s);
-    multiply<kHeadDim>(dv, a, lanes.rows_first(d_out) + at);
+    multiply<kHeadDim>(dv, a, rows_first + kDOut);
     pack_operand(a, dp);
-    multiply<kHeadDim>(dk, a, lanes.rows_first(queries) + at);
+    multiply<kHeadDim>(dk, a, rows_first);
   }
 }
 
@@ -470,15 +478,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     }
     if (step.tile < mine.first || step.tile >= mine.last) continue;
     const uint32_t queries_at = base + static_cast<uint32_t>(Config::kQueriesAt + step.stage * kTileBytes);
-    const uint32_t d_out_at = base + static_cast<uint32_t>(Config::kDOutAt + step.stage * kTileBytes);
     const unsigned char* stats_at = shared + Config::kStatsAt + step.stage * Config::kStatsBytes;
     if (step.tile < mine.clear_from || step.tile >= mine.clear_to) {
       const int warp_row = warp_index() * kWarpRows;
-      add_to_dk_dv<Config, true>(dk, dv, keys, values, queries_at, d_out_at, stats_at, lanes, p.scale_log2,
+      add_to_dk_dv<Config, true>(dk, dv, keys, values, queries_at, stats_at, lanes, p.scale_log2,
                                  place->row0 + warp_row, step.tile * kBlockM, ends + warp_row);
     } else {
-      add_to_dk_dv<Config, false>(dk, dv, keys, values, queries_at, d_out_at, stats_at, lanes, p.scale_log2,
-                                  0, 0, nullptr);
+      add_to_dk_dv<Config, false>(dk, dv, keys, values, queries_at, stats_at, lanes, p.scale_log2, 0, 0,
+                                  nullptr);
     }
   }
 
@@ -570,12 +577,12 @@ template <int kHeadDim>
 struct KeyChoice;
 //                                       head  kM warps  M step unroll K, V in regs blocks/SM
 template <>
-struct KeyChoice<64> : KeyConfig<64, 2, 4, 64, 16, 2, true, true, 2> {};
+struct KeyChoice<64> : KeyConfig<64, 2, 4, 64, 16, 1, true, true, 2> {};
 template <>
 struct KeyChoice<80> : KeyConfig<80, 1, 4, 64, 64, 1, true, true, 2> {};
 template <>
 struct KeyChoice<96> : KeyConfig<96, 1, 4, 64, 64, 1, false, false, 2> {};
 template <>
-struct KeyChoice<128> : KeyConfig<128, 1, 4, 64, 32, 2, true, true, 2> {};
+struct KeyChoice<128> : KeyConfig<128, 1, 4, 64, 16, 1, true, true, 2> {};
 
 }  // namespace kinoe::cuda

@@ -87,6 +87,34 @@ __device__ __forceinline__ float2 row_sums(float a, float b, float2* shared) {
   return make_float2(a, b);
 }
 
+/// Adds a thread's columns onto a row of sums, or stores them when they are the first. All loads stand before the first
+/// store: the slots of a block wait for each other, and one load after the other would make this a tenth of the kernel.
+template <int kRowThreads, int kAccesses, int W>
+__device__ __forceinline__ void add_columns(float* row, const float (&own)[kAccesses][W], int accesses,
+                                            bool first) {
+  constexpr int kParts = W / 4;
+  const int thread = static_cast<int>(threadIdx.x) % kRowThreads;
+  float sum[kAccesses][kParts][4];
+#pragma unroll
+  for (int i = 0; i < kAccesses; ++i)
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) {
+      const int a = thread + i * kRowThreads;
+      Raw<float, 4> raw = zero_raw<float, 4>();
+      if (!first && a < accesses) raw = load_plain<float, 4>(row + a * W + k * 4);
+      to_floats<float, 4>(raw, sum[i][k]);
+    }
+#pragma unroll
+  for (int i = 0; i < kAccesses; ++i)
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) {
+      const int a = thread + i * kRowThreads;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum[i][k][j] += own[i][k * 4 + j];
+      if (a < accesses) store<float, 4>(row + a * W + k * 4, from_floats<float, 4>(sum[i][k]));
+    }
+}
+
 template <int kRowThreads>
 inline constexpr int kBackwardThreads = kRowThreads <= 256 ? 256 : kRowThreads;
 
@@ -100,7 +128,7 @@ __global__ void __launch_bounds__(kBackwardThreads<kRowThreads>, 512 / kBackward
       kAccesses <= 2;  // registers: sums 16 W bytes, two rows of 3 * 16 bytes per access
   using Part = RowPart<T, kAccesses>;
   __shared__ float2 shared[2][32];
-  extern __shared__ float sums[];  // [2, C]: d_weight, d_bias
+  extern __shared__ __align__(16) float sums[];  // [2, C]: d_weight, d_bias
 
   const int thread = static_cast<int>(threadIdx.x) % kRowThreads,
             slot = static_cast<int>(threadIdx.x) / kRowThreads;
@@ -165,25 +193,17 @@ __global__ void __launch_bounds__(kBackwardThreads<kRowThreads>, 512 / kBackward
 
   // The row slots of the block, one after the other.
   float* partial = p.partials + static_cast<int64_t>(blockIdx.x) * 2 * columns;
+  float* to = kSlots == 1 ? partial : sums;
   for (int s = 0; s < kSlots; ++s) {
     if (slot == s) {
-#pragma unroll
-      for (int i = 0; i < kAccesses; ++i) {
-        const int a = thread + i * kRowThreads;
-        if (a >= all) continue;
-        float* to_weight = (kSlots == 1 ? partial : sums) + a * W;
-        float* to_bias = to_weight + columns;
-#pragma unroll
-        for (int j = 0; j < W; ++j) {
-          to_weight[j] = s == 0 ? d_weight[i][j] : to_weight[j] + d_weight[i][j];
-          to_bias[j] = s == 0 ? d_bias[i][j] : to_bias[j] + d_bias[i][j];
-        }
-      }
+      add_columns<kRowThreads>(to, d_weight, all, s == 0);
+      add_columns<kRowThreads>(to + columns, d_bias, all, s == 0);
     }
     if constexpr (kSlots > 1) __syncthreads();
   }
   if constexpr (kSlots > 1)
-    for (int c = static_cast<int>(threadIdx.x); c < 2 * columns; c += kThreads) partial[c] = sums[c];
+    for (int c = static_cast<int>(threadIdx.x) * 4; c < 2 * columns; c += kThreads * 4)
+      store<float, 4>(partial + c, load_plain<float, 4>(sums + c));
 }
 
 /// d_residual, one block per row: any width and alignment.

@@ -19,10 +19,10 @@ std::vector<AdamWSegment> few_segments(int64_t n) {
           {.begin = third + 9, .end = n - 1, .tensor_key = b, .first_index = 0, .weight_decay = 0}};
 }
 
-/// Segments of 1 to 40 elements with gaps of 0 to 3: a block meets hundreds of them.
+/// Segments of 0 to 40 elements with gaps of 0 to 3: a block meets hundreds of them.
 std::vector<AdamWSegment> many_segments(int64_t n, Random& random) {
   std::vector<AdamWSegment> list;
-  const std::vector<int32_t> lengths = random.integers(n, 1, 41), gaps = random.integers(n, 0, 4);
+  const std::vector<int32_t> lengths = random.integers(n, 0, 41), gaps = random.integers(n, 0, 4);
   int64_t at = 1;
   for (size_t i = 0; at + lengths[i] < n; ++i) {
     list.push_back({.begin = at,
