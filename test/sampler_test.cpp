@@ -123,6 +123,14 @@ TEST(MixtureTest, ExactProportionsAtEveryPrefix) {
   }
 }
 
+// Pinned, as the permutation is.
+TEST(MixtureTest, IsTheSameEverywhere) {
+  const Mixture mixture({0.7, 0.2, 0.1});
+  std::vector<int> sources;
+  for (uint64_t sample = 0; sample < 12; ++sample) sources.push_back(mixture.at(sample).source);
+  EXPECT_EQ(sources, (std::vector<int>{0, 1, 0, 0, 0, 2, 0, 0, 1, 0, 0, 1}));
+}
+
 TEST(MixtureTest, FarPositions) {
   const Mixture mixture({0.5, 0.3, 0.2});
   const uint64_t far = uint64_t{1} << 45;

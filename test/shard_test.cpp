@@ -175,6 +175,7 @@ TEST_F(ShardTest, TokenWidth) {  // row 4
   EXPECT_SAYS(error_of([&] { (void)narrow.scan(128256, 1000); }),
               "16-bit tokens, too small for a vocabulary of 128256");
   EXPECT_EQ(narrow.scan(65536, 1000), "");
+  EXPECT_SAYS(error_of([&] { (void)narrow.scan(65537, 1000); }), "16-bit tokens");
   // uint16 tokens behind a uint32 header: the right size in bytes with the count halved, or the count of the uint16.
   const std::vector<uint32_t> pairs(100, 1234U | 4321U << 16);
   const Shard wide = Shard::open(write("w.bin", shard32(pairs)));

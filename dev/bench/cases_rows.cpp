@@ -46,6 +46,7 @@ Prepared prepare_norm_forward(Workspace& w, DType type, const optest::NormCase& 
                       .eps = a.eps});
     return worst({first_rows(w, a.out).error_against(out),
                   Part::leading(w, a.rstd, kFirstRows.count).error_against(rstd),
+                  a.mean ? Part::leading(w, a.mean, kFirstRows.count).error_against(mean) : 0,
                   a.branch ? first_rows(w, a.residual_out).error_against(r) : 0});
   };
   return {run, error};
@@ -101,6 +102,7 @@ Prepared prepare_norm_backward(Workspace& w, DType type, const optest::NormCase&
   return {run, error};
 }
 
+/// Rows of frequent tokens come from the cache, which the cost does not know: the share of the copy may exceed 100 %.
 Prepared prepare_embedding_forward(Workspace& w, DType type, const optest::EmbeddingCase& c) {
   const EmbeddingForward a = {
       .out = w.output(type, {c.batch, c.length, c.channels}),
