@@ -3,7 +3,6 @@
 // Reading order: main() -> train() -> Training::step(), which is the mathematics of one optimizer step in a page.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -15,18 +14,17 @@
 #include <vector>
 
 #include "dataloader/dataset.h"
-#include "dataloader/loader.h"
 #include "dataloader/stories.h"
-#include "dataloader/tokenizer.h"
 #include "trainer/backward.h"
 #include "trainer/batch_plan.h"
 #include "trainer/checkpoint.h"
 #include "trainer/config.h"
-#include "trainer/eval.h"
+#include "trainer/feed.h"
 #include "trainer/files.h"
 #include "trainer/flops.h"
 #include "trainer/forward.h"
 #include "trainer/gemm_choices.h"
+#include "trainer/inference.h"
 #include "trainer/model.h"
 #include "trainer/model_config.h"
 #include "trainer/monitor.h"
@@ -34,31 +32,14 @@
 #include "trainer/optimizer.h"
 #include "trainer/sample.h"
 #include "trainer/schedule.h"
+#include "trainer/tables.h"
 
 namespace kinoe {
 namespace {
 
-constexpr int64_t kValidationStories = 256 << 10;       // bytes of the stories' validation part
 constexpr int64_t kLargestStories = int64_t{64} << 20;  // a longer run on the stories sees them again
-constexpr int64_t kSampleTokens = 256;
 
-// ---- What there is to run on and with --------------------------------------------------------------------------------
-
-GpuFacts find_gpus() {
-  GpuFacts facts;
-  facts.built = KINOE_WITH_CUDA != 0;
-  facts.count = gpu_count();
-  if (facts.count > 0) {
-    const DeviceInfo first = gpu_info(0);
-    facts.compute_capability = first.compute_capability;
-    facts.name = first.name;
-  }
-  return facts;
-}
-
-std::unique_ptr<Device> open_device(DeviceChoice device) {
-  return device == DeviceChoice::cuda ? Device::gpu(0) : Device::cpu();
-}
+// ---- Data ------------------------------------------------------------------------------------------------------------
 
 struct Data {
   std::optional<Dataset> training;
@@ -95,70 +76,8 @@ Data open_data(const RunConfig& config, const std::vector<DataSource>& training,
   if (!validation.empty())
     data.validation = Dataset::open(validation, held_out);
   else if (on_stories(config))
-    data.validation = Dataset::stories(StorySplit::validation, kValidationStories, held_out);
+    data.validation = Dataset::stories(StorySplit::validation, kValidationStoryBytes, held_out);
   return data;
-}
-
-// ---- Tables for people -----------------------------------------------------------------------------------------------
-
-std::string grouped(int64_t n) {
-  std::string digits = std::to_string(n);
-  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3)
-    digits.insert(static_cast<size_t>(at), ",");
-  return digits;
-}
-
-std::string counted(int64_t n, const std::string& noun) {
-  return grouped(n) + " " + noun + (n == 1 ? "" : "s");
-}
-
-std::string mebibytes(size_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
-  return text;
-}
-
-void print_row(const std::string& name, const std::string& value) {
-  std::printf("  %-22s %s\n", name.c_str(), value.c_str());
-}
-
-void print_memory(const Arena& plan, size_t host_bytes) {
-  std::printf("memory\n");
-  for (const Arena::Group& group : plan.groups()) print_row(group.name, mebibytes(group.bytes));
-  print_row("data buffers (host)", mebibytes(host_bytes));
-  print_row("total", mebibytes(plan.used() + host_bytes));
-}
-
-void print_run(const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
-               const Data& data) {
-  const TokenFlops flops = training_flops(model, config.seq_len.value());
-  const std::vector<double> epochs =
-      data.training->epochs(config.steps.value() * config.global_batch.value());
-  std::printf("run\n");
-  print_row("model", cat(config.model, ": ", model.layers, " layers, width ", model.hidden, ", ", model.heads,
-                         " heads (", model.kv_heads, " key/value), MLP ", model.ffn, ", vocabulary ",
-                         model.vocab_size, model.tied ? ", tied" : ""));
-  print_row("parameters", grouped(model.parameter_count()));
-  print_row("device", cat(device.name, ", ", name_of(config.dtype.value())));
-  print_row("training data",
-            cat(on_stories(config) ? "built-in stories" : "", on_stories(config) ? ", " : "",
-                grouped(data.training->tokens()), " tokens, ", grouped(data.training->samples()),
-                " sequences of ", config.seq_len.value()));
-  if (data.validation)
-    print_row("validation data", cat(grouped(data.validation->tokens()), " tokens, ",
-                                     grouped(data.validation->samples()), " sequences"));
-  print_row("steps",
-            cat(grouped(config.steps.value()), " of ", config.global_batch.value(), " sequences (",
-                grouped(config.tokens_per_step()), " tokens), micro-batch ", config.micro_batch.value()));
-  print_row("tokens", cat(grouped(config.total_tokens()), ", ",
-                          *std::max_element(epochs.begin(), epochs.end()), " epochs"));
-  print_row("learning rate",
-            cat(config.lr.value(), " ", config.schedule, ", warm-up ", grouped(config.warmup_tokens.value()),
-                " tokens, down to ", config.min_lr_frac, " of it"));
-  const std::optional<Peak> peak = peak_flops(device.name, config.dtype.value());
-  print_row("peak", peak ? peak->source : "unknown for this device: no MFU is given");
-  print_row("FLOPs", cat(flops.causal, " per token, ",
-                         flops.causal * static_cast<double>(config.total_tokens()), " in all"));
 }
 
 // ---- Training --------------------------------------------------------------------------------------------------------
@@ -191,50 +110,6 @@ RunMemory take_memory(Arena& arena, Model& model, const RunConfig& config, const
     memory.sampling = arena.take(
         "sampling", DType::i32, {static_cast<int64_t>(Sampler::bytes(model, 1, config.seq_len.value()) / 4)});
   return memory;
-}
-
-/// A loader and the uploads from its buffers. A buffer is written again only when its upload has passed.
-class Feed {
- public:
-  Feed(const Context& ctx, const Dataset& dataset, int64_t rows)
-      : ctx_(ctx),
-        loader_(dataset, rows, Memory::pinned(ctx.backend, Loader::buffer_bytes(rows, dataset.seq_len()))) {
-    for (int i = 0; i < Loader::kHeld; ++i) uploaded_.emplace_back(ctx.backend);
-    for (Event& event : uploaded_) event.record(ctx_);
-  }
-
-  /// Puts a micro-batch into `batch`, announces the next one, and returns the milliseconds spent waiting for data.
-  double put(const DeviceBatch& batch, int64_t first_sample, int64_t valid) {
-    uploaded_[next_].wait();
-    const Batch& host = loader_.fetch(first_sample, valid);
-    upload(ctx_, batch.tokens.data, host.tokens, batch.tokens.bytes());
-    upload(ctx_, batch.targets.data, host.targets, batch.targets.bytes());
-    uploaded_[next_].record(ctx_);
-    next_ = (next_ + 1) % uploaded_.size();
-    return loader_.data_wait_ms();
-  }
-  void announce(int64_t first_sample, int64_t valid) { loader_.prefetch(first_sample, valid); }
-
- private:
-  Context ctx_;
-  Loader loader_;
-  std::vector<Event> uploaded_;
-  size_t next_ = 0;
-};
-
-/// The loss of the first `batches` micro-batches of a dataset, all of it when 0; a last one may be partly filled.
-EvalResult evaluate_dataset(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,
-                            Feed& feed, const Dataset& dataset, int64_t batches) {
-  const int64_t rows = acts.shape.batch;
-  const int64_t end = batches > 0 ? std::min(dataset.samples(), batches * rows) : dataset.samples();
-  int64_t at = 0;
-  return evaluate(ctx, model, acts, hooks, [&](const DeviceBatch& batch) {
-    if (at >= end) return false;
-    feed.put(batch, at, std::min(rows, end - at));
-    at += rows;
-    if (at < end) feed.announce(at, std::min(rows, end - at));
-    return true;
-  });
 }
 
 /// What is on its way from the device about a step; read one step late, so that the device never waits for the host.
@@ -342,25 +217,6 @@ class Training {
   Feed feed_;
 };
 
-std::vector<int32_t> sample_prompt(const std::string& prompt) {
-  return byte_tokenizer()->encode(prompt.empty() ? std::string(kStorySeparator) : prompt);
-}
-
-/// One text from the model; a sample of the stories ends with its story.
-std::string sample_text(const Context& ctx, const Model& model, LayerHooks hooks, const Tensor& memory,
-                        int64_t window, uint64_t seed, bool stories) {
-  SampleOptions options;
-  options.max_tokens = kSampleTokens;
-  options.seed = seed;
-  options.allowed = byte_tokenizer()->vocab_size();
-  const auto ended = [&](const std::vector<int32_t>& ids) {
-    return stories && byte_tokenizer()->decode(ids).ends_with(kStorySeparator);
-  };
-  const Sampler sampler(model, 1, window, memory.data);
-  return printable(
-      byte_tokenizer()->decode(sampler.generate(ctx, hooks, sample_prompt(""), options, ended).front()));
-}
-
 void complete_speed(StepRecord& record, const TokenFlops& flops, const std::optional<Peak>& peak,
                     size_t bytes) {
   record.tflops_per_gpu = record.tokens_per_s_per_gpu * flops.causal / 1e12;
@@ -431,7 +287,8 @@ int train(RunConfig config, int argc, char** argv) {
   const std::vector<std::string> notes = resolve(config, facts);
   const Data data = open_data(config, training_files, validation_files, model_config);
 
-  const std::unique_ptr<Device> device = open_device(config.device);
+  const std::unique_ptr<Device> device =
+      Device::open(config.device == DeviceChoice::cuda ? Backend::cuda : Backend::cpu);
   const Context ctx = device->context();
   const DeviceInfo info = device->info();
   Model model(model_config, ctx.backend, config.dtype.value());
@@ -450,7 +307,7 @@ int train(RunConfig config, int argc, char** argv) {
   take_memory(planned, model, config, optimizer, with_eval);
   const size_t host_bytes =
       Loader::buffer_bytes(config.micro_batch.value(), config.seq_len.value()) * (with_eval ? 2 : 1);
-  print_run(config, model_config, info, data);
+  print_run(config, model_config, info, *data.training, with_eval ? &*data.validation : nullptr);
   print_memory(planned, host_bytes);
   for (const Dataset* d : {&*data.training, with_eval ? &*data.validation : nullptr})
     if (d != nullptr)
@@ -579,114 +436,6 @@ int train(RunConfig config, int argc, char** argv) {
   const std::string picture = join_path(run, "loss.svg");
   write_loss_curve(picture, read_loss_history(options.metrics_path), style);
   std::printf("checkpoint %s\nloss curve %s\n", checkpoint_path(run, steps).c_str(), picture.c_str());
-  return 0;
-}
-
-// ---- Using a trained model -------------------------------------------------------------------------------------------
-
-/// A model read from a checkpoint, weights only.
-struct LoadedModel {
-  std::unique_ptr<Device> device;
-  std::unique_ptr<Model> model;
-  Memory memory;
-  ParameterMemory parameters;
-  std::string directory;
-};
-
-LoadedModel load_model(const std::string& path, DeviceChoice choice, std::optional<DType> dtype) {
-  const DeviceDecision decision = choose_device(choice, find_gpus());
-  if (!decision.note.empty()) std::fprintf(stderr, "train_gpt: %s\n", decision.note.c_str());
-  const std::unique_ptr<Files> files = posix_files();
-  LoadedModel loaded;
-  loaded.directory = find_checkpoint(*files, path);
-  const ModelConfig config = load_model_config(loaded.directory);
-  validate(config);
-  loaded.device = open_device(decision.backend == Backend::cuda ? DeviceChoice::cuda : DeviceChoice::cpu);
-  loaded.model = std::make_unique<Model>(config, decision.backend, choose_dtype(dtype, decision.backend));
-
-  Arena planned;
-  take_constants(planned, *loaded.model);
-  take_parameters(planned, *loaded.model, nullptr);
-  loaded.memory = Memory::on(decision.backend, planned.used());
-  Arena arena(loaded.memory.data());
-  take_constants(arena, *loaded.model);
-  loaded.parameters = take_parameters(arena, *loaded.model, nullptr);
-  std::vector<float> flat(static_cast<size_t>(loaded.model->table.flat_size()));
-  read_weights(*files, loaded.directory, loaded.model->table, flat.data());
-  set_parameters(loaded.device->context(), loaded.parameters, flat.data());
-  upload_constants(loaded.device->context(), *loaded.model);
-  return loaded;
-}
-
-/// Inference needs weights only; asking for gradients is a bug.
-class NoGradients : public GradientHooks {
- public:
-  GradientTarget begin(int) override { fail(ExitCode::internal, "gradients asked for in inference"); }
-  void ready(int) override {}
-};
-
-int sample(const SampleConfig& config) {
-  const LoadedModel loaded = load_model(config.directory, config.device, config.dtype);
-  const ModelConfig& m = loaded.model->config;
-  if (m.vocab_size != byte_tokenizer()->vocab_size())
-    fail(ExitCode::usage,
-         "only models of bytes (vocabulary 256) can print text; this one has a vocabulary of ", m.vocab_size);
-  const Context ctx = loaded.device->context();
-  SampleOptions options;
-  options.max_tokens = config.max_tokens;
-  options.temperature = config.temperature;
-  options.top_k = config.top_k;
-  options.top_p = config.top_p;
-  options.seed = static_cast<uint64_t>(config.seed);
-  OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
-  NoGradients gradients;
-  const Memory memory = Memory::on(ctx.backend, Sampler::bytes(*loaded.model, 1, m.max_positions));
-  const Sampler sampler(*loaded.model, 1, m.max_positions, memory.data());
-  const std::vector<int32_t> ids =
-      sampler.generate(ctx, {weights, gradients}, sample_prompt(config.prompt), options).front();
-  std::printf("%s%s\n", config.prompt.c_str(), printable(byte_tokenizer()->decode(ids)).c_str());
-  return 0;
-}
-
-int eval(EvalConfig config) {
-  const std::vector<DataSource> sources = expand_data(config.val_data);
-  const LoadedModel loaded = load_model(config.directory, config.device, config.dtype);
-  const ModelConfig& m = loaded.model->config;
-  RunFacts facts;
-  facts.parameters = m.parameter_count();
-  facts.max_positions = m.max_positions;
-  facts.gpus = find_gpus();
-  resolve(config, facts);
-  DatasetOptions options;
-  options.seq_len = config.seq_len.value();
-  options.vocab_size = m.vocab_size;
-  options.shuffle = false;
-  const Dataset dataset = sources.empty()
-                              ? Dataset::stories(StorySplit::validation, kValidationStories, options)
-                              : Dataset::open(sources, options);
-  for (const std::string& warning : dataset.warnings())
-    std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
-
-  const Context ctx = loaded.device->context();
-  const int64_t rows = config.micro_batch.value();
-  const WorkShape shape{.batch = rows,
-                        .length = options.seq_len,
-                        .recompute = Recompute::none,
-                        .training = false,
-                        .head_rows = 0};
-  Arena planned;
-  take_activations(planned, *loaded.model, shape);
-  const Memory memory = Memory::on(ctx.backend, planned.used());
-  Arena arena(memory.data());
-  Activations acts = take_activations(arena, *loaded.model, shape);
-  OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
-  NoGradients gradients;
-  Feed feed(ctx, dataset, rows);
-  const EvalResult result =
-      evaluate_dataset(ctx, *loaded.model, acts, {weights, gradients}, feed, dataset, config.eval_batches);
-  std::printf("%s: validation loss %.6f nats per token over %s tokens (perplexity %.3f)\n",
-              loaded.directory.c_str(), result.loss, grouped(result.target_tokens).c_str(),
-              std::exp(result.loss));
   return 0;
 }
 

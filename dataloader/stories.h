@@ -22,6 +22,8 @@ enum class StorySplit : uint8_t { training, validation };
 
 /// What follows every story.
 inline constexpr std::string_view kStorySeparator = "\n\n";
+inline constexpr int64_t kValidationStoryBytes =
+    256 << 10;  // of the text that models of stories are evaluated on
 
 struct Story {
   std::string text;            // without the separator

@@ -30,6 +30,9 @@ declare -A may=(
   [optimizer]="common op model_config parameters flops model collectives sharding health"
   [safetensors]="common files"
   [gemm_choices]="common files"
+  [tables]="common model_config config flops dataloader data_state"
+  [feed]="common op model_config parameters model layer_hooks forward eval dataloader data_state"
+  [inference]="common op model_config parameters model layer_hooks forward eval sample feed optimizer one_rank tables config files checkpoint dataloader data_state"
   [checkpoint]="common model_config parameters files safetensors data_state"
 )
 for leaf in $leaves; do may[$leaf]="common"; done

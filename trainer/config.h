@@ -116,6 +116,8 @@ struct GpuFacts {
   std::string name = {};
 };
 
+GpuFacts find_gpus();
+
 /// bf16 tensor-core instructions start with Ampere.
 inline constexpr int kMinComputeCapability = 80;
 

@@ -67,6 +67,18 @@ Backend resolve_device(DeviceChoice& device, std::optional<DType>& dtype, const 
 
 }  // namespace
 
+GpuFacts find_gpus() {
+  GpuFacts facts;
+  facts.built = KINOE_WITH_CUDA != 0;
+  facts.count = gpu_count();
+  if (facts.count > 0) {
+    const DeviceInfo first = gpu_info(0);
+    facts.compute_capability = first.compute_capability;
+    facts.name = first.name;
+  }
+  return facts;
+}
+
 DeviceDecision choose_device(DeviceChoice wanted, const GpuFacts& gpus) {
   if (wanted == DeviceChoice::cpu) return {Backend::cpu, ""};
   std::string reason, remedy;

@@ -58,6 +58,7 @@ class Device {
  public:
   static std::unique_ptr<Device> cpu();
   static std::unique_ptr<Device> gpu(int index);
+  static std::unique_ptr<Device> open(Backend backend) { return backend == Backend::cuda ? gpu(0) : cpu(); }
   virtual ~Device() = default;
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;

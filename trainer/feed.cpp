@@ -1,0 +1,38 @@
+#include "trainer/feed.h"
+
+#include <algorithm>
+
+namespace kinoe {
+
+Feed::Feed(const Context& ctx, const Dataset& dataset, int64_t rows)
+    : ctx_(ctx),
+      loader_(dataset, rows, Memory::pinned(ctx.backend, Loader::buffer_bytes(rows, dataset.seq_len()))) {
+  for (int i = 0; i < Loader::kHeld; ++i) uploaded_.emplace_back(ctx.backend);
+  for (Event& event : uploaded_) event.record(ctx_);
+}
+
+double Feed::put(const DeviceBatch& batch, int64_t first_sample, int64_t valid) {
+  uploaded_[next_].wait();
+  const Batch& host = loader_.fetch(first_sample, valid);
+  upload(ctx_, batch.tokens.data, host.tokens, batch.tokens.bytes());
+  upload(ctx_, batch.targets.data, host.targets, batch.targets.bytes());
+  uploaded_[next_].record(ctx_);
+  next_ = (next_ + 1) % uploaded_.size();
+  return loader_.data_wait_ms();
+}
+
+EvalResult evaluate_dataset(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,
+                            Feed& feed, const Dataset& dataset, int64_t batches) {
+  const int64_t rows = acts.shape.batch;
+  const int64_t end = batches > 0 ? std::min(dataset.samples(), batches * rows) : dataset.samples();
+  int64_t at = 0;
+  return evaluate(ctx, model, acts, hooks, [&](const DeviceBatch& batch) {
+    if (at >= end) return false;
+    feed.put(batch, at, std::min(rows, end - at));
+    at += rows;
+    if (at < end) feed.announce(at, std::min(rows, end - at));
+    return true;
+  });
+}
+
+}  // namespace kinoe

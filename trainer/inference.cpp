@@ -1,0 +1,139 @@
+#include "trainer/inference.h"
+
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "dataloader/data_spec.h"
+#include "dataloader/dataset.h"
+#include "dataloader/stories.h"
+#include "dataloader/tokenizer.h"
+#include "trainer/checkpoint.h"
+#include "trainer/feed.h"
+#include "trainer/one_rank.h"
+#include "trainer/sample.h"
+#include "trainer/tables.h"
+
+namespace kinoe {
+namespace {
+
+constexpr int64_t kSampleTokens = 256;  // of a text shown during training
+
+std::vector<int32_t> sample_prompt(const std::string& prompt) {
+  return byte_tokenizer()->encode(prompt.empty() ? std::string(kStorySeparator) : prompt);
+}
+
+/// Inference needs weights only; asking for gradients is a bug.
+class NoGradients : public GradientHooks {
+ public:
+  GradientTarget begin(int) override { fail(ExitCode::internal, "gradients asked for in inference"); }
+  void ready(int) override {}
+};
+
+}  // namespace
+
+std::string sample_text(const Context& ctx, const Model& model, LayerHooks hooks, const Tensor& memory,
+                        int64_t window, uint64_t seed, bool stories) {
+  SampleOptions options;
+  options.max_tokens = kSampleTokens;
+  options.seed = seed;
+  options.allowed = byte_tokenizer()->vocab_size();
+  const auto ended = [&](const std::vector<int32_t>& ids) {
+    return stories && byte_tokenizer()->decode(ids).ends_with(kStorySeparator);
+  };
+  const Sampler sampler(model, 1, window, memory.data);
+  return printable(
+      byte_tokenizer()->decode(sampler.generate(ctx, hooks, sample_prompt(""), options, ended).front()));
+}
+
+LoadedModel load_model(const std::string& path, DeviceChoice choice, std::optional<DType> dtype) {
+  const DeviceDecision decision = choose_device(choice, find_gpus());
+  if (!decision.note.empty()) std::fprintf(stderr, "train_gpt: %s\n", decision.note.c_str());
+  const std::unique_ptr<Files> files = posix_files();
+  LoadedModel loaded;
+  loaded.directory = find_checkpoint(*files, path);
+  const ModelConfig config = load_model_config(loaded.directory);
+  validate(config);
+  loaded.device = Device::open(decision.backend);
+  loaded.model = std::make_unique<Model>(config, decision.backend, choose_dtype(dtype, decision.backend));
+
+  Arena planned;
+  take_constants(planned, *loaded.model);
+  take_parameters(planned, *loaded.model, nullptr);
+  loaded.memory = Memory::on(decision.backend, planned.used());
+  Arena arena(loaded.memory.data());
+  take_constants(arena, *loaded.model);
+  loaded.parameters = take_parameters(arena, *loaded.model, nullptr);
+  std::vector<float> flat(static_cast<size_t>(loaded.model->table.flat_size()));
+  read_weights(*files, loaded.directory, loaded.model->table, flat.data());
+  set_parameters(loaded.device->context(), loaded.parameters, flat.data());
+  upload_constants(loaded.device->context(), *loaded.model);
+  return loaded;
+}
+
+int sample(const SampleConfig& config) {
+  const LoadedModel loaded = load_model(config.directory, config.device, config.dtype);
+  const ModelConfig& m = loaded.model->config;
+  if (m.vocab_size != byte_tokenizer()->vocab_size())
+    fail(ExitCode::usage,
+         "only models of bytes (vocabulary 256) can print text; this one has a vocabulary of ", m.vocab_size);
+  const Context ctx = loaded.device->context();
+  SampleOptions options;
+  options.max_tokens = config.max_tokens;
+  options.temperature = config.temperature;
+  options.top_k = config.top_k;
+  options.top_p = config.top_p;
+  options.seed = static_cast<uint64_t>(config.seed);
+  OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
+  NoGradients gradients;
+  const Memory memory = Memory::on(ctx.backend, Sampler::bytes(*loaded.model, 1, m.max_positions));
+  const Sampler sampler(*loaded.model, 1, m.max_positions, memory.data());
+  const std::vector<int32_t> ids =
+      sampler.generate(ctx, {weights, gradients}, sample_prompt(config.prompt), options).front();
+  std::printf("%s%s\n", config.prompt.c_str(), printable(byte_tokenizer()->decode(ids)).c_str());
+  return 0;
+}
+
+int eval(EvalConfig config) {
+  const std::vector<DataSource> sources = expand_data(config.val_data);
+  const LoadedModel loaded = load_model(config.directory, config.device, config.dtype);
+  const ModelConfig& m = loaded.model->config;
+  RunFacts facts;
+  facts.parameters = m.parameter_count();
+  facts.max_positions = m.max_positions;
+  facts.gpus = find_gpus();
+  resolve(config, facts);
+  DatasetOptions options;
+  options.seq_len = config.seq_len.value();
+  options.vocab_size = m.vocab_size;
+  options.shuffle = false;
+  const Dataset dataset = sources.empty()
+                              ? Dataset::stories(StorySplit::validation, kValidationStoryBytes, options)
+                              : Dataset::open(sources, options);
+  for (const std::string& warning : dataset.warnings())
+    std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
+
+  const Context ctx = loaded.device->context();
+  const int64_t rows = config.micro_batch.value();
+  const WorkShape shape{.batch = rows,
+                        .length = options.seq_len,
+                        .recompute = Recompute::none,
+                        .training = false,
+                        .head_rows = 0};
+  Arena planned;
+  take_activations(planned, *loaded.model, shape);
+  const Memory memory = Memory::on(ctx.backend, planned.used());
+  Arena arena(memory.data());
+  Activations acts = take_activations(arena, *loaded.model, shape);
+  OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
+  NoGradients gradients;
+  Feed feed(ctx, dataset, rows);
+  const EvalResult result =
+      evaluate_dataset(ctx, *loaded.model, acts, {weights, gradients}, feed, dataset, config.eval_batches);
+  std::printf("%s: validation loss %.6f nats per token over %s tokens (perplexity %.3f)\n",
+              loaded.directory.c_str(), result.loss, grouped(result.target_tokens).c_str(),
+              std::exp(result.loss));
+  return 0;
+}
+
+}  // namespace kinoe

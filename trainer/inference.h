@@ -1,0 +1,36 @@
+// Using a trained model: load its weights, sample text, evaluate. No optimizer state is involved.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "trainer/config.h"
+#include "trainer/layer_hooks.h"
+#include "trainer/model.h"
+#include "trainer/optimizer.h"
+
+namespace kinoe {
+
+/// A model read from a directory, on a device of its own, weights only.
+struct LoadedModel {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Model> model;
+  Memory memory;
+  ParameterMemory parameters;
+  std::string directory;
+};
+
+/// `path`: a run, a checkpoint, or any Hugging Face directory of a supported family. Throws ExitCode::checkpoint where there
+/// is none or its files do not fit.
+LoadedModel load_model(const std::string& path, DeviceChoice choice, std::optional<DType> dtype);
+
+/// One text from a model of bytes, printable. With `stories` it ends where its story does. `memory` holds Sampler::bytes().
+std::string sample_text(const Context& ctx, const Model& model, LayerHooks hooks, const Tensor& memory,
+                        int64_t window, uint64_t seed, bool stories);
+
+/// `train_gpt sample` and `train_gpt eval`: print to standard output, return the exit code.
+int sample(const SampleConfig& config);
+int eval(EvalConfig config);
+
+}  // namespace kinoe

@@ -1,0 +1,25 @@
+// The tables a run prints before it starts: what will be trained on what, and the memory it takes.
+#pragma once
+
+#include <string>
+
+#include "dataloader/dataset.h"
+#include "kernels/common/arena.h"
+#include "kernels/common/device.h"
+#include "trainer/config.h"
+#include "trainer/model_config.h"
+
+namespace kinoe {
+
+std::string grouped(int64_t n);                           // "1,234,567"
+std::string counted(int64_t n, const std::string& noun);  // "1 sequence", "2,000 sequences"
+std::string mebibytes(size_t bytes);                      // "12.3 MiB"
+
+/// `config` is resolved. `validation` may be null.
+void print_run(const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
+               const Dataset& training, const Dataset* validation);
+
+/// The groups of a plan, the host's buffers, and their sum.
+void print_memory(const Arena& plan, size_t host_bytes);
+
+}  // namespace kinoe
