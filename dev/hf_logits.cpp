@@ -5,8 +5,8 @@
 #include <fstream>
 #include <vector>
 
-#include "trainer/checkpoint.h"
 #include "trainer/forward.h"
+#include "trainer/import.h"
 #include "trainer/one_rank.h"
 #include "trainer/optimizer.h"
 

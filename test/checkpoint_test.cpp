@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "test/model_harness.h"
+#include "trainer/import.h"
 #include "trainer/safetensors.h"
 
 namespace kinoe {

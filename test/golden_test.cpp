@@ -7,8 +7,8 @@
 #include <filesystem>
 
 #include "test/model_harness.h"
-#include "trainer/checkpoint.h"
 #include "trainer/files.h"
+#include "trainer/import.h"
 #include "trainer/safetensors.h"
 
 namespace kinoe {

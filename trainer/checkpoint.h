@@ -27,8 +27,4 @@ std::string write_checkpoint(Files& files, const std::string& run_directory, int
 /// Throws ExitCode::checkpoint if there is none.
 std::string find_checkpoint(Files& files, const std::string& path);
 
-/// Reads all parameters into a flat fp32 range in host memory, padding zero. Missing, extra and differently shaped tensors
-/// are one error that lists them (ExitCode::checkpoint).
-void read_weights(Files& files, const std::string& directory, const ParameterTable& table, float* flat);
-
 }  // namespace kinoe

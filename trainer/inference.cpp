@@ -10,6 +10,7 @@
 #include "dataloader/tokenizer.h"
 #include "trainer/checkpoint.h"
 #include "trainer/feed.h"
+#include "trainer/import.h"
 #include "trainer/one_rank.h"
 #include "trainer/sample.h"
 #include "trainer/tables.h"
