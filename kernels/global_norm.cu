@@ -2,8 +2,8 @@
 //
 // Bytes: 4 per element, read once. One block per chunk of 16 Ki elements (64 KiB), 8 accesses of 16 bytes in flight per
 // thread; squares are taken and added in fp64, which the multiprocessor does several times faster than memory delivers
-// (5 elements per clock against 16 conversions and 64 additions), so nothing overflows and no digit is lost. Expected:
-// 90 % of the copy bandwidth.
+// (5 elements per clock against 16 conversions and 64 additions), so nothing overflows and no digit is lost.
+// Measured on an H200 (2026-11-30): 91 % of the copy bandwidth.
 // The thread's elements, the threads of a warp, the warps of a block: one fixed tree. The partials are added by one
 // block, thread i taking every 1024th, then the same tree.
 #include "kernels/global_norm.h"

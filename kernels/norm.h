@@ -44,8 +44,9 @@ namespace cpu {
 size_t norm_backward_scratch_bytes(int64_t rows, int64_t columns);
 }
 namespace cuda {
-/// Row groups of the weight gradient: a constant, so that the bits do not depend on the number of multiprocessors.
-inline constexpr int64_t kNormGroups = 264;
+/// Row groups of the weight gradient: a constant, so that the bits do not depend on the number of multiprocessors; a
+/// power of two, because numbers of rows are.
+inline constexpr int64_t kNormGroups = 256;
 
 inline constexpr size_t norm_backward_scratch_bytes(int64_t rows, int64_t columns) {
   return static_cast<size_t>((rows < kNormGroups ? rows : kNormGroups) * 2 * columns * 4);

@@ -1,15 +1,18 @@
 // LayerNorm and RMSNorm on the GPU: backward, with deterministic weight gradients.
 //
-// Bytes per element (bf16): 2 + 2 + 2 read, 2 written. Arithmetic is about 22 instructions per element where the
-// multiprocessor has time for 50: bound by memory. Expected: 90 % of the copy bandwidth at C = 768 with 65,536 rows and
-// at C = 4096 with 16,384.
+// Bytes per element (bf16): 2 + 2 + 2 read, 2 written. Arithmetic is about 25 instructions per element where the
+// multiprocessor has time for 50: bound by memory.
 //
 // kNormGroups blocks, a constant, walk over the rows (row groups by stride); every thread keeps the sums of d_weight and
-// d_bias of its own columns in registers, and where registers allow the next row's loads are issued before the current
-// row's sums are reduced. A block adds its row slots in order and writes one partial row; a second kernel adds the partial
-// rows in order. No atomics: the bits depend on the shape alone.
+// d_bias of its own columns in registers. The sums leave no registers for the rows to come, so those wait in shared
+// memory: every thread copies the pieces of the next rows that it will need itself with cp.async, 6 accesses of each of
+// the three inputs at any time (144 KiB per multiprocessor in flight or in use). Without that, with the next row in
+// registers where they allowed it, the kernel reached 81 to 83 % of the copy bandwidth (H200, 2026-11-30).
+// A block adds its row slots in order and writes one partial row; a second kernel adds the partial rows in order. No
+// atomics: the bits depend on the shape alone.
 //
-// Rows that are not made of whole 16-byte accesses, or wider than the table at the end reaches, take plain loops.
+// Rows that are not made of whole 16-byte accesses, or wider than the table at the end reaches, or than shared memory
+// allows, take plain loops.
 #include "kernels/norm.h"
 
 #include <algorithm>
@@ -38,32 +41,6 @@ BackwardPointers<T> pointers(const NormBackward& a) {
           a.d_out.as<T>(),      a.residual.as<T>(),
           a.weight.as<T>(),     a.mean ? a.mean.as<float>() : nullptr,
           a.rstd.as<float>(),   reinterpret_cast<float*>(a.scratch.as<int32_t>())};
-}
-
-/// What a thread holds of one row.
-template <class T, int kAccesses>
-struct RowPart {
-  Raw<T, kVector<T>> d_out[kAccesses], r[kAccesses], d_in[kAccesses];
-  float mean, rstd;
-};
-
-template <class T, int kRowThreads, int kAccesses>
-__device__ __forceinline__ void load_row(const BackwardPointers<T>& p, int64_t row, int columns, int accesses,
-                                         RowPart<T, kAccesses>& part) {
-  constexpr int W = kVector<T>;
-  const int thread = static_cast<int>(threadIdx.x) % kRowThreads;
-  const int64_t start = row * columns;
-#pragma unroll
-  for (int i = 0; i < kAccesses; ++i) {
-    const int a = thread + i * kRowThreads;
-    const bool in = a < accesses;
-    part.d_out[i] = in ? load_once<T, W>(p.d_out + start + a * W) : zero_raw<T, W>();
-    part.r[i] = in ? load_once<T, W>(p.residual + start + a * W) : zero_raw<T, W>();
-    part.d_in[i] = in && p.d_residual_in != nullptr ? load_once<T, W>(p.d_residual_in + start + a * W)
-                                                    : zero_raw<T, W>();
-  }
-  part.rstd = accesses > 0 ? p.rstd[row] : 0.0F;
-  part.mean = accesses > 0 && p.mean != nullptr ? p.mean[row] : 0.0F;
 }
 
 /// Sums of a and b over the threads of a row. Rows of several warps meet at the named barrier of their row slot;
@@ -118,52 +95,95 @@ __device__ __forceinline__ void add_columns(float* row, const float (&own)[kAcce
 template <int kRowThreads>
 inline constexpr int kBackwardThreads = kRowThreads <= 256 ? 256 : kRowThreads;
 
+/// Rows that a thread has in shared memory: the current one, the others on their way.
+template <int kAccesses>
+inline constexpr int kStages = 6 / kAccesses;
+
+template <int kThreads>
+inline constexpr size_t kStageBytes = size_t{6} * 3 * kThreads * sizeof(uint4);
+
+/// A thread's pieces of the three inputs, [stages, inputs, accesses, threads] so that lanes stand side by side.
+template <class T, int kRowThreads, int kAccesses>
+struct Stages {
+  static constexpr int kThreads = kBackwardThreads<kRowThreads>;
+  uint4* memory;
+
+  __device__ __forceinline__ uint4* piece(int stage, int input, int i) const {
+    return memory + ((stage * 3 + input) * kAccesses + i) * kThreads + threadIdx.x;
+  }
+  __device__ __forceinline__ void copy_row(const BackwardPointers<T>& p, int stage, int64_t start,
+                                           int accesses) const {
+    const int thread = static_cast<int>(threadIdx.x) % kRowThreads;
+#pragma unroll
+    for (int i = 0; i < kAccesses; ++i) {
+      const int a = thread + i * kRowThreads;
+      if (a >= accesses) continue;
+      const int64_t at = start + a * kVector<T>;
+      copy16_async(piece(stage, 0, i), p.d_out + at);
+      copy16_async(piece(stage, 1, i), p.residual + at);
+      if (p.d_residual_in != nullptr) copy16_async(piece(stage, 2, i), p.d_residual_in + at);
+    }
+    commit_copies();
+  }
+};
+
 template <class T, int kRowThreads, int kAccesses>
 __global__ void __launch_bounds__(kBackwardThreads<kRowThreads>, 512 / kBackwardThreads<kRowThreads>)
     norm_backward_kernel(BackwardPointers<T> p, int64_t rows, int columns) {
   constexpr int W = kVector<T>;
   constexpr int kThreads = kBackwardThreads<kRowThreads>;
   constexpr int kSlots = kThreads / kRowThreads;  // rows of the block in flight
-  constexpr bool kPrefetch =
-      kAccesses <= 2;  // registers: sums 16 W bytes, two rows of 3 * 16 bytes per access
-  using Part = RowPart<T, kAccesses>;
+  constexpr int kAhead = kStages<kAccesses> - 1;
   __shared__ float2 shared[2][32];
-  extern __shared__ __align__(16) float sums[];  // [2, C]: d_weight, d_bias
+  extern __shared__ uint4 dynamic[];
+  const Stages<T, kRowThreads, kAccesses> stages{dynamic};
 
   const int thread = static_cast<int>(threadIdx.x) % kRowThreads,
             slot = static_cast<int>(threadIdx.x) / kRowThreads;
   const int all = columns / W;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kSlots;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kSlots;
   const auto accesses_of = [&](int64_t row) { return row < rows ? all : 0; };
+  const auto rstd_of = [&](int64_t row) { return row < rows ? p.rstd[row] : 0.0F; };
+  const auto mean_of = [&](int64_t row) { return row < rows && p.mean != nullptr ? p.mean[row] : 0.0F; };
   const float inverse = 1.0F / static_cast<float>(columns);
 
+  Raw<T, W> weight[kAccesses];
+#pragma unroll
+  for (int i = 0; i < kAccesses; ++i) {
+    const int a = thread + i * kRowThreads;
+    weight[i] = a < all ? load_shared_input<T, W>(p.weight + a * W) : zero_raw<T, W>();
+  }
+#pragma unroll
+  for (int s = 0; s < kAhead; ++s) {
+    const int64_t row = first + slot + s * stride;
+    stages.copy_row(p, s, row * columns, accesses_of(row));
+  }
+
   float d_weight[kAccesses][W] = {}, d_bias[kAccesses][W] = {};
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kSlots;
-  int parity = 0;
-  Part part;
-  if constexpr (kPrefetch)
-    load_row<T, kRowThreads>(p, first + slot, columns, accesses_of(first + slot), part);
+  float next_mean = mean_of(first + slot), next_rstd = rstd_of(first + slot);
+  int parity = 0, stage = 0;
   for (int64_t base = first; base < rows; base += stride, parity ^= 1) {
     const int64_t row = base + slot;
     const int accesses = accesses_of(row);
-    Part next;
-    if constexpr (kPrefetch)
-      load_row<T, kRowThreads>(p, row + stride, columns, accesses_of(row + stride), next);
-    else
-      load_row<T, kRowThreads>(p, row, columns, accesses, part);
+    const int64_t ahead = row + kAhead * stride;
+    stages.copy_row(p, stage == 0 ? kAhead : stage - 1, ahead * columns, accesses_of(ahead));
+    const float mean = next_mean, rstd = next_rstd;
+    next_mean = mean_of(row + stride);
+    next_rstd = rstd_of(row + stride);
+    wait_copies<kAhead>();
 
     float sum = 0, dot = 0;  // of w dy, and of w dy xhat
 #pragma unroll
     for (int i = 0; i < kAccesses; ++i) {
-      const int a = thread + i * kRowThreads;
-      if (a >= accesses) continue;
+      if (thread + i * kRowThreads >= accesses) continue;
       float dy[W], x[W], w[W];
-      to_floats<T, W>(part.d_out[i], dy);
-      to_floats<T, W>(part.r[i], x);
-      to_floats<T, W>(load_shared_input<T, W>(p.weight + a * W), w);
+      to_floats<T, W>(*stages.piece(stage, 0, i), dy);
+      to_floats<T, W>(*stages.piece(stage, 1, i), x);
+      to_floats<T, W>(weight[i], w);
 #pragma unroll
       for (int j = 0; j < W; ++j) {
-        const float xhat = (x[j] - part.mean) * part.rstd;
+        const float xhat = (x[j] - mean) * rstd;
         d_weight[i][j] += dy[j] * xhat;
         d_bias[i][j] += dy[j];
         sum += w[j] * dy[j];
@@ -176,20 +196,25 @@ __global__ void __launch_bounds__(kBackwardThreads<kRowThreads>, 512 / kBackward
     for (int i = 0; i < kAccesses; ++i) {
       const int a = thread + i * kRowThreads;
       if (a >= accesses) continue;
-      float dy[W], x[W], w[W], d[W];
-      to_floats<T, W>(part.d_out[i], dy);
-      to_floats<T, W>(part.r[i], x);
-      to_floats<T, W>(part.d_in[i], d);
-      to_floats<T, W>(load_shared_input<T, W>(p.weight + a * W), w);
+      float dy[W], x[W], w[W], d[W] = {};
+      to_floats<T, W>(*stages.piece(stage, 0, i), dy);
+      to_floats<T, W>(*stages.piece(stage, 1, i), x);
+      if (p.d_residual_in != nullptr) to_floats<T, W>(*stages.piece(stage, 2, i), d);
+      to_floats<T, W>(weight[i], w);
 #pragma unroll
       for (int j = 0; j < W; ++j) {
-        const float xhat = (x[j] - part.mean) * part.rstd;
-        d[j] += part.rstd * (w[j] * dy[j] - mean_sum - xhat * mean_dot);
+        const float xhat = (x[j] - mean) * rstd;
+        d[j] += rstd * (w[j] * dy[j] - mean_sum - xhat * mean_dot);
       }
       store<T, W>(p.d_residual + row * columns + a * W, from_floats<T, W>(d));
     }
-    if constexpr (kPrefetch) part = next;
+    stage = stage == kAhead ? 0 : stage + 1;
   }
+
+  // The stages' memory becomes that of the sums, [2, C]: d_weight, d_bias.
+  float* sums = reinterpret_cast<float*>(dynamic);
+  wait_copies<0>();
+  __syncthreads();
 
   // The row slots of the block, one after the other.
   float* partial = p.partials + static_cast<int64_t>(blockIdx.x) * 2 * columns;
@@ -290,9 +315,15 @@ struct BackwardLaunch {
   template <int kRowThreads, int kAccesses>
   void run() const {
     constexpr int kThreads = kBackwardThreads<kRowThreads>;
-    const size_t shared = kThreads > kRowThreads ? static_cast<size_t>(columns) * 2 * sizeof(float) : 0;
-    norm_backward_kernel<T, kRowThreads, kAccesses>
-        <<<static_cast<unsigned>(groups), kThreads, shared, stream>>>(p, rows, columns);
+    static_assert(kThreads == kRowThreads || 2 * kRowThreads * kAccesses * 16 * 2 <= kStageBytes<kThreads>,
+                  "sums fit");
+    const auto kernel = norm_backward_kernel<T, kRowThreads, kAccesses>;
+    constexpr int kShared = static_cast<int>(kStageBytes<kThreads>);
+    // 72 KiB, or 144 for the widest rows: more than GPUs of compute capability 8.6 and 8.9 have.
+    if (kThreads > 256 && kShared > device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))
+      return run_any();
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+    kernel<<<static_cast<unsigned>(groups), kThreads, kShared, stream>>>(p, rows, columns);
     CUDA_CHECK_LAUNCH(norm_backward);
   }
   void run_any() const {

@@ -23,6 +23,14 @@ inline void check_cuda(cudaError_t status, const char* call, const char* file, i
                 cat(cudaGetErrorName(status), " (", cudaGetErrorString(status), ")"), file, line);
 }
 
+/// An attribute of the current GPU.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice", __FILE__, __LINE__);
+  check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute", __FILE__, __LINE__);
+  return value;
+}
+
 inline cudaStream_t stream_of(const Context& ctx) { return static_cast<cudaStream_t>(ctx.stream); }
 
 template <class T>
@@ -124,6 +132,23 @@ __device__ __forceinline__ void store_once(T* to, Raw<T, W> value) {
   __stcs(reinterpret_cast<Raw<T, W>*>(to), value);
 }
 
+// ---- Copies from global to shared memory that the thread does not wait for (sm_80) -----------------------------------
+
+/// 16 bytes, past L1 and the registers. A thread that reads only what it copied itself needs no barrier, only to wait.
+__device__ __forceinline__ void copy16_async(void* to_shared, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+               :
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to_shared))), "l"(from)
+               : "memory");
+}
+/// Closes a group of copies; it may be empty.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+/// Waits until at most the last kPending groups are on their way.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
+}
+
 // ---- Conversions --------------------------------------------------------------------------------------------------
 
 /// Two floats as packed bf16, `low` in the low half: round to nearest even, NaN becomes 0x7fff.
@@ -211,6 +236,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
 __device__ __forceinline__ float reciprocal_fast(float x) {
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+/// The square root by the special function unit: 1 ulp; of subnormal numbers 0.
+__device__ __forceinline__ float sqrt_fast(float x) {
+  float r;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
 
