@@ -2,15 +2,17 @@
 # Everything that only a GPU can show, on one machine with a GPU and nvcc: tests, determinism, memory, speed and loss beside
 # PyTorch. Logs go to FOLDER, a short table is printed last. All stages take about 15 minutes on an H200 with 16 cores.
 #
-#   dev/gpu_check.sh FOLDER [STAGE...]      stages: build tests sanitize determinism recompute parity speed bench
+#   dev/gpu_check.sh FOLDER [STAGE...]
 #
-# PyTorch stages are left out, with a word, where python3 has no torch. Models for `speed`: SPEED="gpt2-124m ..." (default: all).
+# Stages: build tests sanitize broken determinism recompute parity (or parity-124m, parity-llama) speed bench; all of them
+# when none is named. PyTorch's parts are left out, with a word, where python3 has no torch. Models for `speed`:
+# SPEED="gpt2-124m ..." (default: all).
 set -u
-[ $# -ge 1 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
 cd "$(dirname "$0")/.." || exit 2
 mkdir -p "$1" && folder=$(realpath "$1") || exit 2
 shift
-stages=${*:-build tests sanitize determinism recompute parity speed bench}
+stages=${*:-build tests sanitize broken determinism recompute parity speed bench}
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1
@@ -65,12 +67,61 @@ stage_tests() {
   must $? "GPU tests" "$(grep -E '^\[  (PASSED|FAILED)  \] [0-9]+ test' "$folder/tests.log" | tr -d '[]' | tr -s ' ' | paste -sd, )"
 }
 
+# Every operation's tests but those of large shapes, and a whole model's gradients. The three tools share the GPU, each in
+# several processes. Racecheck leaves the library's kernels alone: instrumenting all that are timed at the first product
+# takes minutes, and they are not this project's.
+small_tests='*Gpu.*:*GoldenTest.LossAndEveryGradient*gpu*-*TwoToThe31*:*AtTrainingShapes*:*EveryBf16NumberIsRight:AttentionGpu.Bf16*:AttentionGpu.Fp32*:AttentionGpu.Scores*:AdamWGpu.Repeats:GlobalNormGpu.Repeats'
 stage_sanitize() {
-  local tool
+  command -v compute-sanitizer >/dev/null || { row sanitize "skipped: no compute-sanitizer"; return; }
+  local tool shard log only processes=4
   for tool in memcheck racecheck initcheck; do
-    timeout 150 compute-sanitizer --tool $tool --error-exitcode 9 "$tests" --gtest_filter="${SANITIZE:-*GoldenTest.LossAndEveryGradient*gpu*:*SmallGpu*}" \
-      >"$folder/sanitize-$tool.log" 2>&1
-    must $? "compute-sanitizer $tool" "$(grep 'ERROR SUMMARY' "$folder/sanitize-$tool.log" | sed 's/=* *//')"
+    only=""
+    [ $tool = racecheck ] && compute-sanitizer --help | grep -q -- --kernel-regex && only="--kernel-regex kns=kinoe"
+    for ((shard = 0; shard < processes; ++shard)); do
+      log=$folder/sanitize-$tool-$shard
+      {
+        OMP_NUM_THREADS=2 GTEST_TOTAL_SHARDS=$processes GTEST_SHARD_INDEX=$shard timeout -k 5 "${SANITIZE_LIMIT:-140}" \
+          compute-sanitizer --tool $tool $only --error-exitcode 9 "$tests" --gtest_filter="${SANITIZE:-$small_tests}" >"$log.log" 2>&1
+        echo $? >"$log.code"
+      } &
+    done
+  done
+  wait
+  for tool in memcheck racecheck initcheck; do
+    log=$folder/sanitize-$tool
+    [ "$(sort -u "$log"-?.code)" = 0 ] && grep -q '^\[       OK' "$log"-?.log
+    must $? "compute-sanitizer $tool" "$(cat "$log"-?.log | grep -c '^\[       OK') tests passed, $(grep -hE '(ERROR|RACECHECK) SUMMARY' "$log"-?.log |
+      sed 's/=* *//' | sort | uniq -c | tr -s ' ' | paste -sd, )$(
+        for ((shard = 0; shard < processes; ++shard)); do
+          [ "$(cat "$log-$shard.code")" = 0 ] || echo "; code $(cat "$log-$shard.code") in $(grep '^\[ RUN' "$log-$shard.log" | tail -1 | tr -d '[]')"
+        done)"
+  done
+}
+
+# The tests must notice broken kernels: each break is one edit in a copy of the tree, whose test has to fail.
+breaks=(
+  "kernels/attention_forward.cuh|if (tile == mine.diagonal .. tile < mine.clear) {|if (tile == mine.diagonal) {|AttentionGpu.Bf16IsAsClose*"
+  "kernels/attention_backward.cuh|if (step.tile < mine.clear_from .. step.tile >= mine.clear_to) {|if (step.tile < mine.clear_from) {|AttentionGpu.Bf16IsAsClose*"
+  "kernels/norm_backward.cu|wait_copies<kAhead>();|wait_copies<kAhead + 1>();|NormGpu.EqualsTheCpuAtAllShapes"
+)
+stage_broken() {
+  local i file from to filter tree code
+  for i in "${!breaks[@]}"; do
+    IFS='|' read -r file from to filter <<<"${breaks[i]}"
+    tree=$work/broken-$i
+    mkdir -p "$tree/build" && cp -a Makefile scripts kernels dataloader trainer test dev train_gpt.cu "$tree" && cp -a build/cuda build/probe.mk "$tree/build"
+    sed -i "s/$from/$to/" "$tree/$file"
+    cmp -s "$file" "$tree/$file" && echo "the break of $file changes nothing" >"$folder/broken-$i.log"
+    make -C "$tree" build/cuda/kinoe_tests -j"$(nproc)" >"$folder/broken-$i-build.log" 2>&1 &
+  done
+  wait
+  for i in "${!breaks[@]}"; do
+    IFS='|' read -r file from to filter <<<"${breaks[i]}"
+    "$tests" --gtest_filter="$filter" >"$folder/broken-$i-before.log" 2>&1
+    code=$?
+    [ -e "$folder/broken-$i.log" ] || timeout 60 "$work/broken-$i/build/cuda/kinoe_tests" --gtest_filter="$filter" >"$folder/broken-$i.log" 2>&1
+    [ $? -eq 1 ] && [ $code -eq 0 ] && grep -q '^\[  FAILED  \]' "$folder/broken-$i.log"
+    must $? "a broken $(basename "$file") is seen" "$filter: $(grep -c 'Failure$' "$folder/broken-$i.log") failed expectations, before $(grep -c 'Failure$' "$folder/broken-$i-before.log")"
   done
 }
 
@@ -89,13 +140,14 @@ stage_recompute() {
   must $? "recompute none = light = block" "$(for mode in none light block; do grep -oE 'total +[0-9.]+ MiB' "$folder/recompute-$mode.log" | tr -s ' '; done | paste -sd, )"
 }
 
-stage_parity() {
-  have_torch || { row parity "skipped: python3 has no torch with CUDA"; return; }
-  local tokens
+# The loss of 300 steps beside PyTorch's, from the same initial weights and batches.
+parity_one() {  # NAME OUR-MODEL TORCH-MODEL
+  local name=parity-$1 tokens options="--seq-len 1024 --global-batch 64 --micro-batch 64 --steps 300 --lr 6e-4 --warmup-steps 20"
+  have_torch || { row "$name" "skipped: python3 has no torch with CUDA"; return; }
   tokens=$(data 50257)
-  train parity $m124 --data "$tokens" --steps 300 --lr 6e-4 --warmup-steps 20
-  python3 dev/peers/torch_gpt.py --model gpt2-124m --data "$tokens" --steps 300 --lr 6e-4 --warmup-steps 20 --out "$folder/parity-torch.jsonl" >"$folder/parity-torch.log" 2>&1
-  python3 - "$folder/parity.jsonl" "$folder/parity-torch.jsonl" >"$folder/parity.txt" 2>&1 <<'PY'
+  train "$name" --model "$2" --data "$tokens" $options
+  timeout 240 python3 dev/peers/torch_gpt.py --model "$3" --vocab 50257 --data "$tokens" $options --out "$folder/$name-torch.jsonl" >"$folder/$name-torch.log" 2>&1
+  python3 - "$folder/$name.jsonl" "$folder/$name-torch.jsonl" >"$folder/$name.txt" 2>&1 <<'PY'
 import json, sys
 a, b = ([json.loads(line)["loss"] for line in open(p) if "step_ms" in line] for p in sys.argv[1:3])
 d = [x - y for x, y in zip(a, b)]
@@ -103,8 +155,20 @@ last = d[-50:]
 print(f"mean difference {sum(d)/len(d):+.5f}, last 50 {sum(last)/len(last):+.5f}, mean |d| {sum(map(abs, d))/len(d):.5f} over {len(d)} steps")
 sys.exit(len(d) != 300 or abs(sum(d)/len(d)) > 0.01 or abs(sum(last)/len(last)) > 0.01)
 PY
-  must $? "loss beside PyTorch, 124M" "$(tail -1 "$folder/parity.txt")"
+  must $? "loss beside PyTorch, $1" "$(tail -1 "$folder/$name.txt")"
 }
+stage_parity_124m() { parity_one 124m gpt2-124m gpt2-124m; }
+
+# Of 114 M parameters: grouped queries, RoPE, SwiGLU, RMSNorm, tied embeddings.
+stage_parity_llama() {
+  cat >"$work/llama.json" <<'JSON'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 50257, "hidden_size": 768, "intermediate_size": 2048,
+ "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 1024,
+ "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu", "initializer_range": 0.02, "tie_word_embeddings": true}
+JSON
+  parity_one llama "$work/llama.json" '{"kind": "llama", "layers": 12, "hidden": 768, "heads": 12, "kv_heads": 4, "head_dim": 64, "ffn": 2048, "tied": true}'
+}
+stage_parity() { stage_parity_124m; stage_parity_llama; }
 
 speed_one() {  # NAME VOCABULARY STEPS "OUR OPTIONS" "TORCH OPTIONS"
   local name=$1 tokens torch="-" ours
@@ -143,7 +207,7 @@ stage_bench() {
 
 for stage in $stages; do
   begin=$SECONDS
-  "stage_$stage"
+  "stage_${stage//-/_}"
   echo "=== $stage: $((SECONDS - begin)) s"
 done
 echo
