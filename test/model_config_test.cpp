@@ -64,9 +64,11 @@ Json llama_json() {
 
 TEST(ModelConfig, ParameterCountsArePublishedOnes) {
   const std::vector<std::pair<std::string, int64_t>> published = {
-      {"gpt2-124m", 124'439'808},    {"gpt2-355m", 354'823'168},   {"gpt2-774m", 774'030'080},
-      {"gpt2-1558m", 1'557'611'200}, {"llama3-1b", 1'235'814'400}, {"llama3-3b", 3'212'749'824},
-      {"llama3-8b", 8'030'261'248}};
+      {"gpt2-124m", 124'439'808},    {"gpt2-355m", 354'823'168},    {"gpt2-774m", 774'030'080},
+      {"gpt2-1558m", 1'557'611'200}, {"llama3-1b", 1'235'814'400},  {"llama3-3b", 3'212'749'824},
+      {"llama3-8b", 8'030'261'248},  {"qwen2.5-0.5b", 494'032'768}, {"qwen2.5-1.5b", 1'543'714'304},
+      {"qwen2.5-7b", 7'615'616'512}, {"qwen3-0.6b", 596'049'920},   {"qwen3-1.7b", 1'720'574'976},
+      {"qwen3-4b", 4'022'468'096},   {"qwen3-8b", 8'190'735'360},   {"mistral-7b-v0.3", 7'248'023'552}};
   for (const auto& [name, count] : published)
     EXPECT_EQ(load_model_config(name).parameter_count(), count) << name;
 }
@@ -217,7 +219,9 @@ TEST(ModelConfig, KeysThatChangeTheModelAreRefusedByName) {
                                                  {"qk_norm", true},
                                                  {"quantization_config", {{"bits", 4}}},
                                                  {"architectures", {"LlamaForSequenceClassification"}},
-                                                 {"model_type", "qwen2"}})
+                                                 {"model_type", "falcon"},
+                                                 {"layer_types", {"full_attention", "sliding_attention"}},
+                                                 {"use_mrope", true}})
     EXPECT_CONTAINS(llama_with(key, value), cat("'", key, "'"));
   for (const char* type : {"linear", "dynamic", "yarn", "longrope"}) {
     EXPECT_CONTAINS(llama_with("rope_scaling", {{"type", type}, {"factor", 2.0}}), type);
@@ -227,6 +231,106 @@ TEST(ModelConfig, KeysThatChangeTheModelAreRefusedByName) {
   scaling["attention_factor"] = 1.5;
   EXPECT_CONTAINS(llama_with("rope_scaling", scaling), "attention_factor");
   EXPECT_CONTAINS(llama_with("rope_scaling", 5), "rope_scaling");
+}
+
+/// As Qwen2.5-1.5B has it.
+Json qwen2_json() {
+  return Json::parse(R"({
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 1536, "initializer_range": 0.02,
+    "intermediate_size": 8960, "max_position_embeddings": 131072, "max_window_layers": 28,
+    "model_type": "qwen2", "num_attention_heads": 12, "num_hidden_layers": 28, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": true,
+    "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": true, "use_mrope": false,
+    "use_sliding_window": false, "vocab_size": 151936})");
+}
+
+/// As Qwen3-0.6B-Base has it.
+Json qwen3_json() {
+  return Json::parse(R"({
+    "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "eos_token_id": 151643, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
+    "max_position_embeddings": 32768, "max_window_layers": 28, "model_type": "qwen3",
+    "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+    "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true,
+    "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": true,
+    "use_sliding_window": false, "vocab_size": 151936})");
+}
+
+/// As Mistral-7B-v0.3 has it.
+Json mistral_json() {
+  return Json::parse(R"({
+    "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+    "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.42.0.dev0", "use_cache": true, "vocab_size": 32768})");
+}
+
+TEST(ModelConfig, ReadsTheOtherFamilies) {
+  for (const auto& [json, preset] : std::vector<std::pair<Json, const char*>>{
+           {qwen2_json(), "qwen2.5-1.5b"}, {qwen3_json(), "qwen3-0.6b"}, {mistral_json(), "mistral-7b-v0.3"}})
+    EXPECT_EQ(describe_difference(model_config_from_json(json.dump(), ""), load_model_config(preset)), "")
+        << preset;
+  const ModelConfig qwen2 = load_model_config("qwen2.5-1.5b"), qwen3 = load_model_config("qwen3-0.6b");
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.output_bias && !qwen2.qk_norm);
+  EXPECT_TRUE(!qwen3.qkv_bias && !qwen3.output_bias && qwen3.qk_norm);
+  EXPECT_EQ(qwen3.head_dim, 128);
+  EXPECT_EQ(load_model_config("mistral-7b-v0.3").family, Family::llama);
+  Json j = qwen3_json();
+  j["attention_bias"] = true;
+  EXPECT_TRUE(model_config_from_json(j.dump(), "").output_bias);
+}
+
+TEST(ModelConfig, WritesTheOtherFamilies) {
+  const Json qwen2 = Json::parse(model_config_to_json(load_model_config("qwen2.5-7b"), "bfloat16"));
+  EXPECT_EQ(qwen2.at("architectures"), Json::parse(R"(["Qwen2ForCausalLM"])"));
+  EXPECT_FALSE(qwen2.contains("attention_bias"));
+  EXPECT_EQ(qwen2.at("use_sliding_window"), false);
+  EXPECT_EQ(qwen2.at("head_dim"), 128);
+  const Json qwen3 = Json::parse(model_config_to_json(load_model_config("qwen3-4b"), "bfloat16"));
+  EXPECT_EQ(qwen3.at("architectures"), Json::parse(R"(["Qwen3ForCausalLM"])"));
+  EXPECT_EQ(qwen3.at("model_type"), "qwen3");
+  EXPECT_EQ(qwen3.at("attention_bias"), false);
+  // Without a window Mistral is Llama, under whose name transformers knows an explicit head size.
+  const Json mistral = Json::parse(model_config_to_json(load_model_config("mistral-7b-v0.3"), "bfloat16"));
+  EXPECT_EQ(mistral.at("model_type"), "llama");
+}
+
+TEST(ModelConfig, AttentionWindowsAreRefusedByName) {
+  const auto with = [](Json j, const char* key, const Json& value) {
+    j[key] = value;
+    return refusal_of(j);
+  };
+  EXPECT_CONTAINS(with(mistral_json(), "sliding_window", 4096), "'sliding_window' must be null");
+  EXPECT_EQ(with(mistral_json(), "sliding_window", 0), "");
+  Json unsaid = mistral_json();
+  unsaid.erase("sliding_window");
+  EXPECT_CONTAINS(refusal_of(unsaid), "'sliding_window' is missing");
+  EXPECT_CONTAINS(with(qwen2_json(), "use_sliding_window", true), "'use_sliding_window' must be false");
+  EXPECT_CONTAINS(with(qwen3_json(), "use_sliding_window", true), "'use_sliding_window' must be false");
+  EXPECT_EQ(with(qwen3_json(), "layer_types", {"full_attention", "full_attention"}), "");
+  EXPECT_CONTAINS(with(qwen3_json(), "layer_types", {"sliding_attention"}), "'layer_types'");
+}
+
+TEST(ModelConfig, KeysThatTransformersWouldDefaultOtherwiseMustBeThere) {
+  for (const Json& json : {qwen2_json(), qwen3_json(), mistral_json()}) {
+    Json j = json;
+    j.erase("num_key_value_heads");
+    EXPECT_CONTAINS(refusal_of(j), "'num_key_value_heads' is missing");
+    j = json;
+    j["mlp_bias"] = true;
+    EXPECT_CONTAINS(refusal_of(j), "'mlp_bias' must be false");
+  }
+  Json j = qwen3_json();
+  j.erase("head_dim");
+  EXPECT_CONTAINS(refusal_of(j), "'head_dim' is missing");
+  for (Json json : {qwen2_json(), mistral_json()}) {
+    json["attention_bias"] = true;
+    EXPECT_CONTAINS(refusal_of(json), "'attention_bias' must be false");
+  }
 }
 
 TEST(ModelConfig, BrokenFilesAreRefused) {
@@ -352,6 +456,7 @@ TEST(ModelConfig, EveryFieldCountsAsADifference) {
       [](ModelConfig& c) { c.qkv_bias = !c.qkv_bias; },
       [](ModelConfig& c) { c.output_bias = !c.output_bias; },
       [](ModelConfig& c) { c.mlp_bias = !c.mlp_bias; },
+      [](ModelConfig& c) { c.qk_norm = !c.qk_norm; },
       [](ModelConfig& c) { c.tied = !c.tied; },
       [](ModelConfig& c) { c.conv1d_weights = !c.conv1d_weights; },
       [](ModelConfig& c) { c.init_std *= 2; },

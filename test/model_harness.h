@@ -127,6 +127,22 @@ inline ModelConfig small_llama(bool tied) {
   return c;
 }
 
+/// Biases on q, k and v.
+inline ModelConfig small_qwen2() {
+  ModelConfig c = small_llama(true);
+  c.family = Family::qwen2;
+  c.qkv_bias = true;
+  return c;
+}
+
+/// Norms of query and key heads, heads wider than the stream over their number.
+inline ModelConfig small_qwen3() {
+  ModelConfig c = small_llama(true);
+  c.family = Family::qwen3;
+  c.qk_norm = true;
+  return c;
+}
+
 inline std::vector<int32_t> random_ids(int64_t count, int64_t vocab, uint64_t seed) {
   std::vector<int32_t> ids(static_cast<size_t>(count));
   for (size_t i = 0; i < ids.size(); ++i)

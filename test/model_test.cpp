@@ -22,7 +22,11 @@ struct Case {
 };
 
 std::vector<Case> cases() {
-  return {{"gpt2", small_gpt2()}, {"llama_untied", small_llama(false)}, {"llama_tied", small_llama(true)}};
+  return {{"gpt2", small_gpt2()},
+          {"llama_untied", small_llama(false)},
+          {"llama_tied", small_llama(true)},
+          {"qwen2", small_qwen2()},
+          {"qwen3", small_qwen3()}};
 }
 
 // ---- Parameter table -------------------------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ std::vector<Case> cases_for(const std::vector<Case>& all, Use use) {
 
 /// Model widths of all presets.
 inline const std::vector<int64_t>& preset_widths() {
-  static const std::vector<int64_t> widths = {128, 768, 1024, 1280, 1600, 2048, 3072, 4096};
+  static const std::vector<int64_t> widths = {128,  768,  896,  1024, 1280, 1536,
+                                              1600, 2048, 2560, 3072, 3584, 4096};
   return widths;
 }
 
@@ -163,6 +164,27 @@ inline std::vector<RopeCase> rope_cases() {
       {kSmall, 2, 4, 4, 2, 10},       {kCompare, 1, 1, 32, 8, 128}, {kCompare, 2, 33, 32, 8, 64},
       {kCompare, 3, 129, 12, 12, 80}, {kCompare, 2, 257, 7, 1, 96}, {kBench, 4, 4096, 32, 8, 64},
       {kBench, 1, 4096, 32, 8, 128},
+  };
+}
+
+// ---- QK-norm --------------------------------------------------------------------------------------------------------
+
+struct QkNormCase {
+  unsigned uses;
+  int64_t tokens, heads, kv_heads, head_dim;
+  [[nodiscard]] std::string label() const {
+    return cat("qk_norm N=", tokens, " H=", heads, ":", kv_heads, " D=", head_dim);
+  }
+};
+
+inline std::vector<QkNormCase> qk_norm_cases() {
+  constexpr unsigned kSmall = kGradient | kCompare;
+  return {
+      {kSmall, 1, 1, 1, 2},        {kSmall, 3, 2, 1, 5},       {kSmall, 5, 4, 2, 8},
+      {kSmall, 2, 3, 3, 17},       {kCompare, 1, 16, 8, 128},  {kCompare, 129, 7, 1, 64},
+      {kCompare, 1000, 4, 2, 80},  {kCompare, 77, 12, 12, 96}, {kCompare, 33, 6, 2, 256},
+      {kCompare, 41, 2, 1, 600},   {kCompare, 301, 5, 1, 33},  {kBench, 16384, 16, 8, 128},
+      {kBench, 16384, 32, 8, 128},
   };
 }
 

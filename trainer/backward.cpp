@@ -8,6 +8,7 @@
 #include "kernels/embedding.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
+#include "kernels/qk_norm.h"
 #include "kernels/rope.h"
 #include "trainer/forward.h"
 
@@ -143,6 +144,18 @@ void backward(const Context& ctx, const Model& model, Activations& acts, LayerHo
                              .scale = attention_scale(m),
                              .scratch = acts.scratch});
     if (model.rope_table) rope(ctx, {acts.d_qkv, model.rope_table, m.heads, m.kv_heads, true});
+    if (m.qk_norm)
+      qk_norm_backward(ctx, {.d_qkv = acts.d_qkv,
+                             .d_q_weight = d.q_norm_weight,
+                             .d_k_weight = d.k_norm_weight,
+                             .accumulate = target.accumulate,
+                             .raw = x.qk_raw,
+                             .q_weight = w.q_norm_weight,
+                             .k_weight = w.k_norm_weight,
+                             .heads = m.heads,
+                             .kv_heads = m.kv_heads,
+                             .eps = static_cast<float>(m.norm_eps),
+                             .scratch = acts.scratch});
     linear(acts.d_normed, acts.d_qkv, x.normed1, w.qkv_weight, d.qkv_weight, d.qkv_bias);
     norm_backward(ctx, {.d_residual = acts.d_residual,
                         .d_residual_in = acts.d_residual,

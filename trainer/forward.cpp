@@ -9,6 +9,7 @@
 #include "kernels/embedding.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
+#include "kernels/qk_norm.h"
 #include "kernels/rope.h"
 
 namespace kinoe {
@@ -33,6 +34,14 @@ void LayerPass::norm1(Tensor stream, Tensor branch) const {
 void LayerPass::attention() const {
   const ModelConfig& m = model.config;
   matmul_forward(ctx, {x.qkv, x.normed1, weights.qkv_weight, weights.qkv_bias, model.layout()});
+  if (m.qk_norm)
+    qk_norm_forward(ctx, {.qkv = x.qkv,
+                          .raw = x.qk_raw,
+                          .q_weight = weights.q_norm_weight,
+                          .k_weight = weights.k_norm_weight,
+                          .heads = m.heads,
+                          .kv_heads = m.kv_heads,
+                          .eps = static_cast<float>(m.norm_eps)});
   if (model.rope_table) rope(ctx, {x.qkv, model.rope_table, m.heads, m.kv_heads, false});
   attention_forward(ctx, {.out = x.attention,
                           .lse = x.lse,

@@ -7,6 +7,7 @@
 #include "kernels/embedding.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
+#include "kernels/qk_norm.h"
 #include "kernels/rope.h"
 
 namespace kinoe {
@@ -21,6 +22,7 @@ size_t largest_scratch(const Model& model, const WorkShape& shape) {
   const int64_t n = shape.batch * shape.length;
   const int64_t widest = std::max({m.qkv_rows(), m.hidden, m.mlp == MlpKind::swiglu ? 2 * m.ffn : m.ffn});
   return std::max({norm_backward_scratch_bytes(on, n, m.hidden),
+                   m.qk_norm ? qk_norm_backward_scratch_bytes(on, n, m.head_dim) : 0,
                    embedding_backward_scratch_bytes(on, n, m.hidden, m.vocab_size),
                    matmul_wgrad_scratch_bytes(on, n, widest, true),
                    attention_backward_scratch_bytes(on, model.dtype, shape.batch, shape.length, m.heads,
@@ -86,6 +88,8 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
     take(keep_block, &L::rstd1, stat, {n});
     take(keep_light, &L::normed1, type, {n, c});
     take(keep_block, &L::qkv, type, {b, t, m.qkv_rows()});
+    if (m.qk_norm && shape.training)
+      take(keep_block, &L::qk_raw, type, {n, (m.heads + m.kv_heads) * m.head_dim});
     take(keep_block, &L::attention, type, {b, t, m.heads * m.head_dim});
     take(keep_block, &L::lse, stat, {b, m.heads, t});
     take(keep_block, &L::residual2, type, {n, c});

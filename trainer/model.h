@@ -58,7 +58,8 @@ struct LayerActivations {
   Tensor residual1;     // [N, C] the stream that enters the layer
   Tensor mean1, rstd1;  // [N]
   Tensor normed1;       // [N, C]
-  Tensor qkv;           // [B, T, (H + 2 Hkv) D] after RoPE
+  Tensor qkv;           // [B, T, (H + 2 Hkv) D] after QK-norm and RoPE
+  Tensor qk_raw;        // [N, (H + Hkv) D] q and k before QK-norm; absent without one
   Tensor attention;     // [B, T, H D]
   Tensor lse;           // [B, H, T]
   Tensor residual2;     // [N, C] the stream between attention and MLP

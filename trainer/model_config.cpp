@@ -71,6 +71,44 @@ ModelConfig llama3(ModelConfig c, bool tied, double rope_factor) {
   return c;
 }
 
+/// The family's config.json files: Qwen2.5 (A. Yang et al., 2024) has biases on q, k, v.
+ModelConfig qwen25(ModelConfig c, int64_t max_positions, bool tied) {
+  c.family = Family::qwen2;
+  c.vocab_size = tied ? 151936 : 152064;
+  c.max_positions = max_positions;
+  c.rope_theta = 1e6;
+  c.norm_eps = 1e-6;
+  c.qkv_bias = true;
+  c.tied = tied;
+  c.bos_token = c.eos_token = 151643;
+  return c;
+}
+
+/// Qwen3 (A. Yang et al., 2025) has heads of 128 whatever its width, and norms them. The base models' sizes and tokens.
+ModelConfig qwen3(ModelConfig c, bool tied) {
+  c.family = Family::qwen3;
+  c.head_dim = 128;
+  c.vocab_size = 151936;
+  c.max_positions = 32768;
+  c.rope_theta = 1e6;
+  c.norm_eps = 1e-6;
+  c.qk_norm = true;
+  c.tied = tied;
+  c.bos_token = c.eos_token = 151643;
+  return c;
+}
+
+/// Mistral 7B v0.3: its config.json has no sliding window.
+ModelConfig mistral_7b() {
+  ModelConfig c = llama(32, 4096, 32, 8, 14336);
+  c.vocab_size = 32768;
+  c.max_positions = 32768;
+  c.rope_theta = 1e6;
+  c.bos_token = 1;
+  c.eos_token = 2;
+  return c;
+}
+
 /// Bytes as tokens, short sequences: a first run on a laptop.
 ModelConfig of_bytes(ModelConfig c) {
   c.vocab_size = 256;
@@ -102,6 +140,14 @@ std::vector<std::pair<std::string, ModelConfig>> presets() {
       {"llama3-1b", llama3(llama(16, 2048, 32, 8, 8192), true, 32.0)},
       {"llama3-3b", llama3(llama(28, 3072, 24, 8, 8192), true, 32.0)},
       {"llama3-8b", llama3(llama(32, 4096, 32, 8, 14336), false, 8.0)},
+      {"qwen2.5-0.5b", qwen25(llama(24, 896, 14, 2, 4864), 32768, true)},
+      {"qwen2.5-1.5b", qwen25(llama(28, 1536, 12, 2, 8960), 131072, true)},
+      {"qwen2.5-7b", qwen25(llama(28, 3584, 28, 4, 18944), 131072, false)},
+      {"qwen3-0.6b", qwen3(llama(28, 1024, 16, 8, 3072), true)},
+      {"qwen3-1.7b", qwen3(llama(28, 2048, 16, 8, 6144), true)},
+      {"qwen3-4b", qwen3(llama(36, 2560, 32, 8, 9728), true)},
+      {"qwen3-8b", qwen3(llama(36, 4096, 32, 8, 12288), false)},
+      {"mistral-7b-v0.3", mistral_7b()},
   };
 }
 
@@ -144,8 +190,9 @@ ModelConfig load_model_config(const std::string& model) {
 int64_t ModelConfig::parameter_count() const {
   const int64_t norm_rows = norm == NormKind::layernorm ? 2 * hidden : hidden;  // weight and bias, or weight
   const int64_t attention_columns = heads * head_dim;
-  const int64_t attention =
-      qkv_rows() * (hidden + (qkv_bias ? 1 : 0)) + hidden * (attention_columns + (output_bias ? 1 : 0));
+  const int64_t head_norms = qk_norm ? 2 * head_dim : 0;
+  const int64_t attention = head_norms + qkv_rows() * (hidden + (qkv_bias ? 1 : 0)) +
+                            hidden * (attention_columns + (output_bias ? 1 : 0));
   const int64_t up_rows = mlp == MlpKind::swiglu ? 2 * ffn : ffn;  // gate and up, or up
   const int64_t mlp_count = up_rows * (hidden + (mlp_bias ? 1 : 0)) + hidden * (ffn + (mlp_bias ? 1 : 0));
   const int64_t positions = position == PositionKind::learned ? max_positions * hidden : 0;
@@ -214,9 +261,14 @@ void validate(const ModelConfig& c) {
     if (c.kv_heads != c.heads || c.heads * c.head_dim != c.hidden)
       fail(ExitCode::usage, "model: GPT-2 needs a hidden size that its heads divide evenly, got ", c.hidden,
            " and ", c.heads, " heads");
+  } else if (c.family == Family::qwen2) {
+    if (!c.qkv_bias || c.output_bias || c.mlp_bias)
+      fail(ExitCode::usage, "model: Qwen2 has biases on q, k and v, and no others");
   } else if (c.qkv_bias != c.output_bias) {
-    fail(ExitCode::usage, "model: Llama's attention_bias is that of all four projections or of none");
+    fail(ExitCode::usage, "model: attention_bias is that of all four projections or of none");
   }
+  if (c.qk_norm != (c.family == Family::qwen3))
+    fail(ExitCode::usage, "model: norms of query and key heads are what Qwen3 has, and no other family");
 }
 
 std::string describe_difference(const ModelConfig& a, const ModelConfig& b) {
@@ -234,7 +286,7 @@ std::string describe_difference(const ModelConfig& a, const ModelConfig& b) {
     compare(name, std::string(names.begin()[static_cast<size_t>(here)]),
             std::string(names.begin()[static_cast<size_t>(there)]));
   };
-  named("model_type", a.family, b.family, {"gpt2", "llama"});
+  named("model_type", a.family, b.family, {"gpt2", "llama", "qwen2", "qwen3"});
   compare("vocab_size", a.vocab_size, b.vocab_size);
   compare("num_hidden_layers", a.layers, b.layers);
   compare("hidden_size", a.hidden, b.hidden);
@@ -256,6 +308,7 @@ std::string describe_difference(const ModelConfig& a, const ModelConfig& b) {
   compare("attention_bias (q, k, v)", a.qkv_bias, b.qkv_bias);
   compare("attention_bias (output)", a.output_bias, b.output_bias);
   compare("mlp_bias", a.mlp_bias, b.mlp_bias);
+  compare("norms of query and key heads", a.qk_norm, b.qk_norm);
   compare("tie_word_embeddings", a.tied, b.tied);
   compare("weights stored [in, out]", a.conv1d_weights, b.conv1d_weights);
   compare("initializer_range", a.init_std, b.init_std);

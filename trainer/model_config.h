@@ -13,7 +13,8 @@ namespace kinoe {
 enum class NormKind : uint8_t { layernorm, rmsnorm };
 enum class PositionKind : uint8_t { learned, rope };
 enum class MlpKind : uint8_t { gelu_tanh, swiglu };
-enum class Family : uint8_t { gpt2, llama };
+/// What config.json calls model_type. Mistral without a window computes what Llama computes, and is read as such.
+enum class Family : uint8_t { gpt2, llama, qwen2, qwen3 };
 
 struct ModelConfig {
   Family family = Family::gpt2;
@@ -37,6 +38,7 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool output_bias = false;  // of the attention's output projection
   bool mlp_bias = false;
+  bool qk_norm = false;         // RMSNorm over each query and key head (Qwen3)
   bool tied = false;            // lm_head shares the token embedding
   bool conv1d_weights = false;  // matrices stored [in, out] (GPT-2) instead of [out, in]
   double init_std = 0.02;

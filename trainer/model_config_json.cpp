@@ -1,9 +1,10 @@
-// Hugging Face's config.json: GPT2LMHeadModel and LlamaForCausalLM, read strictly and written as transformers does.
+// Hugging Face's config.json of the supported families, read strictly and written as transformers does.
 //
 // Every key is either read, or known not to change the function the model computes, or refused by name. Dropout is
 // such a key: it acts in training only, and training here has none. GPT-2's files carry their default of 0.1 and are
 // accepted; a Llama file with attention_dropout was edited by somebody who wants it and is refused.
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -38,6 +39,16 @@ const std::set<std::string>& harmless_keys() {
       "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
       "num_return_sequences", "exponential_decay_length_penalty", "remove_invalid_values"};
   return kKeys;
+}
+
+/// model_type to the class that computes logits.
+const std::map<std::string, std::string>& architectures() {
+  static const std::map<std::string, std::string> kClasses = {{"gpt2", "GPT2LMHeadModel"},
+                                                              {"llama", "LlamaForCausalLM"},
+                                                              {"mistral", "MistralForCausalLM"},
+                                                              {"qwen2", "Qwen2ForCausalLM"},
+                                                              {"qwen3", "Qwen3ForCausalLM"}};
+  return kClasses;
 }
 
 /// One JSON object whose keys are taken one by one; what is left at the end is refused.
@@ -166,30 +177,58 @@ void read_rope(Keys& keys, const std::string& source, ModelConfig& c) {
   }
 }
 
-void read_llama(Keys& keys, const std::string& source, ModelConfig& c) {
-  c.family = Family::llama;
+/// Attention over a window of the last positions is not implemented. Each class has its own default: Mistral's is a window of
+/// 4096, Qwen's keys say a size and, apart from it, whether it is used.
+void refuse_windows(Keys& keys, const std::string& source, const std::string& type) {
+  const bool with_switch = type == "qwen2" || type == "qwen3";
+  if (with_switch) {
+    if (keys.boolean("use_sliding_window", false)) keys.refuse("use_sliding_window", "false");
+    keys.integer("max_window_layers", 0);
+  } else if (type == "mistral" && !keys.contains("sliding_window")) {
+    fail(ExitCode::usage, source,
+         ": the key 'sliding_window' is missing, which means 4096 for Mistral; attention windows are not "
+         "implemented, 'sliding_window': null says that there is none");
+  }
+  if (keys.integer("sliding_window", 0) != 0 && !with_switch) keys.refuse("sliding_window", "null");
+  if (const Json* layers = keys.find("layer_types"))
+    for (const Json& layer : *layers)
+      if (layer != "full_attention") keys.refuse("layer_types", "full_attention in every layer");
+}
+
+/// Llama and the families that share its decoder.
+void read_llama(Keys& keys, const std::string& source, const std::string& type, ModelConfig& c) {
+  c.family = type == "qwen2" ? Family::qwen2 : type == "qwen3" ? Family::qwen3 : Family::llama;
   c.layers = keys.integer("num_hidden_layers");
   c.hidden = keys.integer("hidden_size");
   c.heads = keys.integer("num_attention_heads");
-  c.kv_heads = keys.integer("num_key_value_heads", c.heads);
+  // Only Llama's default is the number of heads; elsewhere it is a number that no small model means.
+  c.kv_heads =
+      type == "llama" ? keys.integer("num_key_value_heads", c.heads) : keys.integer("num_key_value_heads");
   if (!keys.find("head_dim") && c.heads > 0 && c.hidden % c.heads != 0)
     fail(ExitCode::usage, source, ": hidden_size ", c.hidden, " is not a multiple of num_attention_heads ",
          c.heads, "; give head_dim");
-  c.head_dim = keys.integer("head_dim", c.heads > 0 ? c.hidden / c.heads : 0);
+  const int64_t split = c.heads > 0 ? c.hidden / c.heads : 0;
+  c.head_dim = type == "qwen3" ? keys.integer("head_dim") : keys.integer("head_dim", split);
   c.ffn = keys.integer("intermediate_size");
   c.max_positions = keys.integer("max_position_embeddings");
   c.norm = NormKind::rmsnorm;
   c.position = PositionKind::rope;
   c.mlp = MlpKind::swiglu;
   c.norm_eps = keys.real("rms_norm_eps", 1e-6);
-  c.qkv_bias = c.output_bias = keys.boolean("attention_bias", false);
+  const bool attention_bias = keys.boolean("attention_bias", false);
   c.mlp_bias = keys.boolean("mlp_bias", false);
+  if (attention_bias && type != "llama" && type != "qwen3") keys.refuse("attention_bias", "false");
+  if (c.mlp_bias && type != "llama") keys.refuse("mlp_bias", "false");
+  c.qkv_bias = attention_bias || type == "qwen2";
+  c.output_bias = attention_bias;
+  c.qk_norm = type == "qwen3";
   c.tied = keys.boolean("tie_word_embeddings", false);
   read_rope(keys, source, c);
+  refuse_windows(keys, source, type);
   if (keys.text("hidden_act", "silu") != "silu") keys.refuse("hidden_act", "silu");
   if (keys.real("attention_dropout", 0.0) != 0.0) keys.refuse("attention_dropout", "0");
   if (keys.real("partial_rotary_factor", 1.0) != 1.0) keys.refuse("partial_rotary_factor", "1");
-  if (keys.find("sliding_window")) keys.refuse("sliding_window", "null");
+  if (keys.boolean("use_mrope", false)) keys.refuse("use_mrope", "false");
 }
 
 /// Keys any family may carry, of which only one value is implemented.
@@ -216,12 +255,13 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& s
   }
   Keys keys(json, source);
   const std::string type = keys.text("model_type", "");
-  if (type != "gpt2" && type != "llama") {
-    if (type.empty())
-      fail(ExitCode::usage, source, ": the key 'model_type' is missing; expected gpt2 or llama");
-    keys.refuse("model_type", "gpt2 or llama");
+  const auto known = architectures().find(type);
+  if (known == architectures().end()) {
+    const char* expected = "gpt2, llama, mistral, qwen2 or qwen3";
+    if (type.empty()) fail(ExitCode::usage, source, ": the key 'model_type' is missing; expected ", expected);
+    keys.refuse("model_type", expected);
   }
-  const std::string architecture = type == "gpt2" ? "GPT2LMHeadModel" : "LlamaForCausalLM";
+  const std::string& architecture = known->second;
   if (const Json* names = keys.find("architectures"); names && *names != Json::array({architecture}))
     keys.refuse("architectures", cat("[\"", architecture, "\"]"));
 
@@ -229,7 +269,7 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& s
   if (type == "gpt2") {
     read_gpt2(keys, c);
   } else {
-    read_llama(keys, source, c);
+    read_llama(keys, source, type, c);
   }
   read_common(keys, c);
   keys.refuse_rest(harmless_keys());
@@ -267,8 +307,11 @@ std::string model_config_to_json(const ModelConfig& c, const std::string& torch_
                      {"embd_pdrop", 0.0},
                      {"attn_pdrop", 0.0}});
   } else {
-    json.update(Json{{"architectures", {"LlamaForCausalLM"}},
-                     {"model_type", "llama"},
+    const std::string type = c.family == Family::qwen2   ? "qwen2"
+                             : c.family == Family::qwen3 ? "qwen3"
+                                                         : "llama";
+    json.update(Json{{"architectures", {architectures().at(type)}},
+                     {"model_type", type},
                      {"num_hidden_layers", c.layers},
                      {"hidden_size", c.hidden},
                      {"num_attention_heads", c.heads},
@@ -278,11 +321,17 @@ std::string model_config_to_json(const ModelConfig& c, const std::string& torch_
                      {"max_position_embeddings", c.max_positions},
                      {"rms_norm_eps", c.norm_eps},
                      {"hidden_act", "silu"},
-                     {"attention_bias", c.qkv_bias},
                      {"attention_dropout", 0.0},
-                     {"mlp_bias", c.mlp_bias},
                      {"rope_theta", c.rope_theta},
                      {"rope_scaling", Json()}});
+    if (c.family != Family::qwen2) json["attention_bias"] = c.qkv_bias;
+    if (c.family == Family::llama) {
+      json["mlp_bias"] = c.mlp_bias;
+    } else {
+      json["use_sliding_window"] = false;
+      json["sliding_window"] = Json();
+      json["max_window_layers"] = c.layers;
+    }
     if (c.rope_factor != 1.0)
       json["rope_scaling"] = {{"rope_type", "llama3"},
                               {"factor", c.rope_factor},

@@ -167,6 +167,10 @@ ParameterTable::ParameterTable(const ModelConfig& config) {
                residual);
     if (config.output_bias)
       layout.add(placed, &LayerTensors::out_bias, {c}, {{at + names.out + ".bias", {c}}}, zeros);
+    if (config.qk_norm) {
+      layout.add(placed, &LayerTensors::q_norm_weight, {d}, {{at + "self_attn.q_norm.weight", {d}}}, ones);
+      layout.add(placed, &LayerTensors::k_norm_weight, {d}, {{at + "self_attn.k_norm.weight", {d}}}, ones);
+    }
 
     norm(placed, &LayerTensors::norm2_weight, &LayerTensors::norm2_bias, at + names.norm2);
     if (config.mlp == MlpKind::swiglu) {

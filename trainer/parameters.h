@@ -45,6 +45,8 @@ struct LayerTensors {
   Tensor qkv_bias;                  // [(H + 2 Hkv) D]
   Tensor out_weight;                // [C, H D]
   Tensor out_bias;                  // [C]
+  Tensor q_norm_weight;             // [D] of each query head, Qwen3
+  Tensor k_norm_weight;             // [D]
   Tensor norm2_weight, norm2_bias;  // [C]
   Tensor fc_weight;                 // [F, C], [2 F, C] (gate, up) with SwiGLU, or [C, F] for GPT-2
   Tensor fc_bias;                   // [F]
