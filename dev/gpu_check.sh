@@ -4,15 +4,15 @@
 #
 #   dev/gpu_check.sh FOLDER [STAGE...]
 #
-# Stages: build tests sanitize broken determinism recompute parity (or parity-124m, parity-llama) speed bench; all of them
-# when none is named. PyTorch's parts are left out, with a word, where python3 has no torch. Models for `speed`:
+# Stages: build tests errors sanitize broken determinism recompute parity (or parity-124m, parity-llama) speed bench; all of
+# them when none is named. PyTorch's parts are left out, with a word, where python3 has no torch. Models for `speed`:
 # SPEED="gpt2-124m ..." (default: all).
 set -u
 [ $# -ge 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
 cd "$(dirname "$0")/.." || exit 2
 mkdir -p "$1" && folder=$(realpath "$1") || exit 2
 shift
-stages=${*:-build tests sanitize broken determinism recompute parity speed bench}
+stages=${*:-build tests errors sanitize broken determinism recompute parity speed bench}
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1
@@ -58,13 +58,22 @@ PY
 
 stage_build() {
   local begin=$SECONDS
-  make binary tests -j"$(nproc)" >"$folder/build.log" 2>&1 && make build/cuda/bench_kernels -j"$(nproc)" >>"$folder/build.log" 2>&1
+  make binary tests -j"$(nproc)" >"$folder/build.log" 2>&1 && make build/cuda/{bench_kernels,dump_operations} -j"$(nproc)" >>"$folder/build.log" 2>&1
   must $? build "$((SECONDS - begin)) s, $(grep -c 'warning' "$folder/build.log") warnings"
 }
 
 stage_tests() {
   KINOE_BINARY=$PWD/$binary timeout 400 "$tests" --gtest_filter='*Gpu*:*gpu*' >"$folder/tests.log" 2>&1
   must $? "GPU tests" "$(grep -E '^\[  (PASSED|FAILED)  \] [0-9]+ test' "$folder/tests.log" | tr -d '[]' | tr -s ' ' | paste -sd, )"
+}
+
+stage_errors() {
+  have_torch || { row errors "skipped: python3 has no torch with CUDA"; return; }
+  build/cuda/dump_operations "$work/operations" >"$folder/errors.txt" 2>&1 && python3 dev/peers/torch_error.py "$work/operations" >"$folder/errors.txt" 2>&1
+  local code=$?
+  grep FAILED "$folder/errors.txt"
+  must $code "error no worse than 1.5 x PyTorch's" "$(tail -1 "$folder/errors.txt")"
+  rm -rf "$work/operations"
 }
 
 # Every operation's tests but those of large shapes, and a whole model's gradients. The three tools share the GPU, each in
