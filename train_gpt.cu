@@ -61,6 +61,8 @@ Data open_data(const RunConfig& config, const std::vector<DataSource>& training,
   options.vocab_size = model.vocab_size;
   options.seed = static_cast<uint64_t>(config.seed);
   options.min_samples = config.global_batch.value();
+  options.document_mask = config.document_mask;
+  options.end_token = model.eos_token;
   DatasetOptions held_out = options;
   held_out.min_samples = 1;
   held_out.shuffle = false;
@@ -101,6 +103,7 @@ RunMemory take_memory(Arena& arena, Model& model, const RunConfig& config, const
   shape.recompute = config.recompute == "block"   ? Recompute::block
                     : config.recompute == "light" ? Recompute::light
                                                   : Recompute::none;
+  shape.document_mask = config.document_mask;
   memory.acts = take_activations(arena, model, shape);
   if (with_eval) {
     shape.training = false;
@@ -306,7 +309,8 @@ int train(RunConfig config, int argc, char** argv) {
   Arena planned;
   take_memory(planned, model, config, optimizer, with_eval);
   const size_t host_bytes =
-      Loader::buffer_bytes(config.micro_batch.value(), config.seq_len.value()) * (with_eval ? 2 : 1);
+      Loader::buffer_bytes(config.micro_batch.value(), config.seq_len.value(), config.document_mask) *
+      (with_eval ? 2 : 1);
   print_run(config, model_config, info, *data.training, with_eval ? &*data.validation : nullptr);
   print_memory(planned, host_bytes);
   for (const Dataset* d : {&*data.training, with_eval ? &*data.validation : nullptr})

@@ -36,22 +36,51 @@ std::vector<std::string> glob_matches(const std::string& pattern) {
   return paths;
 }
 
-bool names_something(const std::string& path) { return status_of(path) || !glob_matches(path).empty(); }
+bool is_file(const std::string& path) {
+  const auto info = status_of(path);
+  return info && S_ISREG(info->st_mode);
+}
+
+bool is_megatron_name(const std::string& name) { return is_file(name + ".bin") && is_file(name + ".idx"); }
+
+bool names_something(const std::string& path) {
+  return status_of(path) || is_megatron_name(path) || !glob_matches(path).empty();
+}
+
+// A Megatron data set is its .bin, also where it was named by its .idx or by what both have in common.
+std::string data_file_of(const std::string& path) {
+  if (!is_file(path) && is_megatron_name(path)) return path + ".bin";
+  if (!path.ends_with(".idx") || !is_file(path)) return path;
+  const std::string bin = path.substr(0, path.size() - 4) + ".bin";
+  if (!is_file(bin))
+    fail(ExitCode::data, "'", path, "' is an index without its tokens: expected '", bin,
+         "' beside it; copy that file too");
+  return bin;
+}
 
 std::vector<std::string> files_of(const std::string& path) {
   // A file whose name happens to hold glob characters is itself.
   std::vector<std::string> files;
-  const bool is_pattern = !status_of(path) && path.find_first_of("*?[") != std::string::npos;
+  const bool is_pattern =
+      !status_of(path) && !is_megatron_name(path) && path.find_first_of("*?[") != std::string::npos;
   if (is_pattern) {
-    files = glob_matches(path);
+    // A pattern may match both files of a Megatron data set.
+    for (const std::string& match : glob_matches(path))
+      if (const std::string file = data_file_of(match);
+          std::find(files.begin(), files.end(), file) == files.end())
+        files.push_back(file);
     if (files.empty())
       fail(ExitCode::data, "no file matches '", path, "'; check the directory and the pattern");
   } else {
-    files.push_back(path);
+    files.push_back(data_file_of(path));
   }
   for (const std::string& file : files) {
     const auto info = status_of(file);
-    if (!info) fail(ExitCode::data, "cannot open data file '", file, "': ", std::strerror(errno));
+    const int error = errno;
+    if (!info && is_file(file + ".idx"))
+      fail(ExitCode::data, "there is '", file, ".idx' but no '", file,
+           ".bin', which holds its tokens; copy that file too");
+    if (!info) fail(ExitCode::data, "cannot open data file '", file, "': ", std::strerror(error));
     if (S_ISDIR(info->st_mode))
       fail(ExitCode::data, "'", file, "' is a directory, expected a file; give its shards, for instance '",
            file, file.ends_with('/') ? "" : "/", "*.bin'");

@@ -1,6 +1,6 @@
 // What the user says with --data and --val-data, turned into lists of files.
 //
-// An argument is a file, a glob or one of both with a mixture weight, PATH:WEIGHT. Everything that can be wrong with the list
+// An argument is a file, a Megatron name, a glob, or one of them with a mixture weight, PATH:WEIGHT. Everything that can be wrong with the list
 // itself (a weight, a file named twice, a validation file that is also trained on) is found here, before a file is opened.
 #pragma once
 
@@ -27,7 +27,7 @@ struct DataSource {
 /// name of an existing file or a glob that matches) no number is a usage error.
 DataSpec parse_data_argument(std::string_view argument);
 
-/// Expands globs (sorted by name). Without weights all files form one source; with weights every argument is one,
+/// Expands globs (sorted by name); a Megatron data set, named by NAME, NAME.bin or NAME.idx, becomes NAME.bin. Without weights all files form one source; with weights every argument is one,
 /// and every argument needs one. No match, a directory or anything but a regular file is a data error; the same file
 /// (device and inode) named twice is a usage error.
 std::vector<DataSource> expand_data(const std::vector<DataSpec>& specs);

@@ -13,12 +13,14 @@ constexpr int64_t kScanLeast = 4096;               // but in each shard at least
 
 }  // namespace
 
-Dataset::Dataset(const DatasetOptions& options) : vocab_size_(options.vocab_size) {
+Dataset::Dataset(const DatasetOptions& options)
+    : vocab_size_(options.vocab_size), end_token_(options.end_token) {
   CHECK(options.seq_len > 0 && options.vocab_size > 0 && options.min_samples > 0, "seq_len ", options.seq_len,
         ", vocab_size ", options.vocab_size, ", min_samples ", options.min_samples);
   state_.seed = options.seed;
   state_.seq_len = options.seq_len;
   state_.shuffled = options.shuffle;
+  state_.document_mask = options.document_mask;
 }
 
 Dataset Dataset::open(const std::vector<DataSource>& sources, const DatasetOptions& options) {
@@ -53,6 +55,40 @@ Dataset Dataset::stories(StorySplit split, int64_t bytes, const DatasetOptions& 
   return dataset;
 }
 
+void Dataset::check_manifest(const Shard& shard, const Manifest& manifest) {
+  const Manifest::File& expected = manifest.files.at(file_name(shard.name()));
+  const auto differ = [&](const char* what, int64_t found, int64_t said) {
+    if (found == said) return;
+    fail(ExitCode::data, "'", shard.name(), "' has ", found, " ", what, ", '", manifest.path, "' says ", said,
+         "; the shard is not the one that was prepared: copy or prepare it again");
+  };
+  differ("bytes", shard.file_bytes(), expected.bytes);
+  differ("tokens", shard.tokens(), expected.tokens);
+  if (manifest.vocab_size > vocab_size_)
+    fail(ExitCode::data, "'", shard.name(), "' was made with a tokenizer of ", manifest.vocab_size, " ids ('",
+         manifest.path, "'), but the model's vocabulary has ", vocab_size_,
+         "; use a model with the tokenizer's vocabulary");
+  if (state_.tokenizer.empty()) {
+    state_.tokenizer = manifest.tokenizer_hash;
+    tokenizer_from_ = manifest.path;
+  }
+  if (state_.tokenizer != manifest.tokenizer_hash)
+    fail(ExitCode::data, "'", tokenizer_from_, "' and '", manifest.path, "' have different tokenizers (",
+         state_.tokenizer, " and ", manifest.tokenizer_hash,
+         "): the same id means another token there; prepare all data with one tokenizer");
+}
+
+void Dataset::prepare_documents(Shard& shard, const Manifest* manifest, int64_t scan_budget) {
+  shard.set_end_token(manifest != nullptr ? manifest->end_token : end_token_);
+  if (!state_.document_mask) return;
+  if (!shard.knows_documents())
+    fail(ExitCode::usage, "--document-mask: nothing says where the documents of '", shard.name(),
+         "' end; the model's config.json needs an eos_token_id that ends each document, or the data a "
+         "manifest.json or a Megatron index; or leave --document-mask out");
+  if (shard.index() != nullptr || shard.holds_token(shard.end_token(), scan_budget)) return;
+  if (without_end_++ == 0) first_without_end_ = shard.name();
+}
+
 void Dataset::add_source(std::string name, double weight, std::vector<Shard> shards, int64_t scan_budget) {
   SourceState state{std::move(name), weight, 0, 0, {}};
   Source source;
@@ -60,10 +96,13 @@ void Dataset::add_source(std::string name, double weight, std::vector<Shard> sha
   for (Shard& shard : shards) {
     const int64_t samples = (shard.tokens() - 1) / seq_len();
     for (const std::string& warning : shard.warnings()) warnings_.push_back(warning);
+    const Manifest* manifest = shard.in_memory() ? nullptr : manifests_.of(shard.name());
+    if (manifest != nullptr) check_manifest(shard, *manifest);
     if (std::string warning = shard.scan(vocab_size_, scan_budget); !warning.empty())
       warnings_.push_back(std::move(warning));
-    state.files.push_back(
-        {shard.name(), name_of(shard.format()), shard.file_bytes(), shard.tokens(), samples});
+    prepare_documents(shard, manifest, scan_budget);
+    state.files.push_back({shard.name(), name_of(shard.format()), shard.file_bytes(), shard.tokens(), samples,
+                           shard.fingerprint()});
     state.tokens += shard.tokens();
     if (samples == 0) continue;
     state.samples += samples;
@@ -102,6 +141,10 @@ void Dataset::finish(const DatasetOptions& options) {
                             " tokens) that have fewer than ", seq_len() + 1,
                             " tokens, one sample of --seq-len ", seq_len(), "; the first is '",
                             first_skipped->path, "' with ", first_skipped->tokens));
+  if (without_end_ > 0)
+    warnings_.push_back(cat("--document-mask: no end-of-text token was found in the parts looked at of ",
+                            without_end_, " of ", files, " files, the first is '", first_without_end_,
+                            "'; where there is none, attention stops nowhere"));
   for (const SourceState& source : state_.sources)
     if (source.samples == 0)
       fail(ExitCode::data, "'", source.name, "' has no file of at least ", seq_len() + 1,
@@ -159,6 +202,11 @@ void Dataset::read(int64_t index, int32_t* tokens) const {
   fail(ExitCode::data, "'", at.shard->name(), "' has token id ", bad->id, " at token ", bad->position,
        ", but the vocabulary has ", vocab_size_,
        " ids; the shard is damaged or was made for another tokenizer");
+}
+
+void Dataset::find_documents(int64_t index, const int32_t* tokens, int32_t* start, int32_t* end) const {
+  const Place at = place(index);
+  at.shard->find_documents(at.first_token, seq_len(), tokens, start, end);
 }
 
 void Dataset::will_need(int64_t index) const {

@@ -1,12 +1,11 @@
 #include "dataloader/file_kind.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <string_view>
 
+#include "dataloader/megatron.h"
 #include "dataloader/utf8.h"
 #include "kernels/common/check.h"
 
@@ -28,7 +27,8 @@ struct Llmc {
 // First bytes of files that are often given by mistake.
 constexpr std::array kSignatures = {
     Signature{"\x93NUMPY"sv, "a NumPy .npy array; write its values as an llm.c shard"},
-    Signature{"MMIDIDX\0\0"sv, "the index (.idx) of a Megatron data set, not its tokens"},
+    Signature{"MMIDIDX\0\0"sv,
+              "the index of a Megatron data set; give it under its name NAME.idx, beside NAME.bin"},
     Signature{"\x1F\x8B"sv, "gzip; decompress it first"},
     Signature{"\x28\xB5\x2F\xFD"sv, "zstd; decompress it first"},
     Signature{"\xFD"
@@ -60,7 +60,8 @@ int32_t swapped(int32_t value) {
 
 [[noreturn]] void refuse(const std::string& path, const std::string& looks_like) {
   fail(ExitCode::data, "'", path, "' is no token file: expected an llm.c shard (magic ", kLlmcMagicUint16,
-       " or ", kLlmcMagicUint32, ") or UTF-8 text; it looks like ", looks_like);
+       " or ", kLlmcMagicUint32, "), a Megatron .bin with its .idx, or UTF-8 text; it looks like ",
+       looks_like);
 }
 
 bool is_text(const unsigned char* data, int64_t bytes) {
@@ -78,15 +79,12 @@ bool is_text(const unsigned char* data, int64_t bytes) {
 }
 
 // A .bin without a magic is refused whatever it holds; this says what it probably is.
-std::string describe_bin(const std::string& path, const unsigned char* data, int64_t bytes) {
+std::string describe_bin(const unsigned char* data, int64_t bytes) {
   if (is_text(data, bytes)) return "text under the name .bin; rename it to .txt to train on its bytes";
-  const std::string index = path.substr(0, path.size() - 4) + ".idx";
-  if (::access(index.c_str(), F_OK) == 0)
-    return cat("the tokens of a Megatron data set (", index,
-               " lies beside it), which this version does not read; convert it to llm.c shards");
-  return cat(
-      "raw tokens without a header: Megatron .bin without its .idx, or nanoGPT; write them as an llm.c "
-      "shard");
+  return std::string(
+      "raw tokens without a header: Megatron .bin without its .idx (copy that too), or nanoGPT (write them "
+      "as an "
+      "llm.c shard)");
 }
 
 }  // namespace
@@ -126,7 +124,8 @@ TokenFormat identify(const std::string& path, const unsigned char* data, int64_t
                               static_cast<size_t>(std::min<int64_t>(bytes, 64)));
   for (const Signature& signature : kSignatures)
     if (head.starts_with(signature.bytes)) refuse(path, signature.what);
-  if (path.ends_with(".bin")) refuse(path, describe_bin(path, data, bytes));
+  if (has_megatron_index(path)) return megatron_format(megatron_index_of(path));
+  if (path.ends_with(".bin")) refuse(path, describe_bin(data, bytes));
   if (looks_like_utf16(data, bytes)) refuse(path, "UTF-16 text; convert it with iconv -t UTF-8");
   if (std::memchr(data, 0, static_cast<size_t>(std::min<int64_t>(bytes, 4096))))
     refuse(path, "binary data (it has NUL bytes)");

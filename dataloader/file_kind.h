@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "dataloader/shard.h"
+#include "dataloader/token_format.h"
 
 namespace kinoe {
 
@@ -15,8 +15,8 @@ inline constexpr int32_t kLlmcMagicUint32 = 20240801;
 inline constexpr int32_t kLlmcVersionUint32 = 7;
 inline constexpr int64_t kLlmcHeaderBytes = 1024;
 
-/// The format of a file of `bytes` > 0 bytes at `data`. The magic decides first; data error for a wrong version, swapped
-/// byte order, a known foreign format, or a .bin (or .idx, .npy, ...) without a magic. Everything else is text.
+/// The format of a file of `bytes` > 0 bytes at `data`. The magic decides first, then for a .bin the Megatron index beside it;
+/// data error for a wrong version, swapped byte order, a known foreign format, or any other .bin. Everything else is text.
 TokenFormat identify(const std::string& path, const unsigned char* data, int64_t bytes);
 
 /// Checks the size of an llm.c shard against its header and returns its number of tokens.

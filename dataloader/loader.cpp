@@ -14,22 +14,30 @@ int64_t padded_tokens(int64_t rows, int64_t seq_len) { return (rows * seq_len + 
 
 }  // namespace
 
-size_t Loader::buffer_bytes(int64_t rows, int64_t seq_len) {
-  return static_cast<size_t>(int64_t{2} * kSlots * padded_tokens(rows, seq_len)) * sizeof(int32_t);
+size_t Loader::buffer_bytes(int64_t rows, int64_t seq_len, bool document_mask) {
+  const int64_t arrays = document_mask ? 4 : 2;
+  return static_cast<size_t>(arrays * kSlots * padded_tokens(rows, seq_len)) * sizeof(int32_t);
 }
 
 Loader::Loader(const Dataset& dataset, int64_t rows, Memory buffers)
     : dataset_(dataset), buffers_(std::move(buffers)) {
   const int64_t seq_len = dataset.seq_len();
-  CHECK(rows > 0 && buffers_.bytes() >= buffer_bytes(rows, seq_len), "loader of ", rows, " rows with ",
-        buffers_.bytes(), " bytes of buffers");
+  const bool documents = dataset.document_mask();
+  CHECK(rows > 0 && buffers_.bytes() >= buffer_bytes(rows, seq_len, documents), "loader of ", rows,
+        " rows with ", buffers_.bytes(), " bytes of buffers");
   auto* memory = static_cast<int32_t*>(buffers_.data());
+  const auto take = [&] {
+    int32_t* array = memory;
+    memory += padded_tokens(rows, seq_len);
+    return array;
+  };
   for (Slot& slot : slots_) {
-    slot.tokens = memory;
-    slot.targets = memory + padded_tokens(rows, seq_len);
-    memory += 2 * padded_tokens(rows, seq_len);
-    slot.batch.tokens = slot.tokens;
-    slot.batch.targets = slot.targets;
+    slot.batch.tokens = slot.tokens = take();
+    slot.batch.targets = slot.targets = take();
+    if (documents) {
+      slot.batch.doc_start = slot.doc_start = take();
+      slot.batch.doc_end = slot.doc_end = take();
+    }
     slot.batch.rows = rows;
     slot.batch.seq_len = seq_len;
   }
@@ -120,10 +128,17 @@ void Loader::fill(Slot& slot) const {
     dataset_.read(batch.first_sample + row, sample.data());
     std::copy_n(sample.data(), seq_len, slot.tokens + row * seq_len);
     std::copy_n(sample.data() + 1, seq_len, slot.targets + row * seq_len);
+    if (slot.doc_start != nullptr)
+      dataset_.find_documents(batch.first_sample + row, sample.data(), slot.doc_start + row * seq_len,
+                              slot.doc_end + row * seq_len);
   }
   const int64_t valid = batch.valid_rows * seq_len;
   std::fill(slot.tokens + valid, slot.tokens + batch.rows * seq_len, 0);
   std::fill(slot.targets + valid, slot.targets + batch.rows * seq_len, -1);
+  if (slot.doc_start != nullptr) {
+    std::fill(slot.doc_start + valid, slot.doc_start + batch.rows * seq_len, 0);
+    std::fill(slot.doc_end + valid, slot.doc_end + batch.rows * seq_len, static_cast<int32_t>(seq_len));
+  }
   batch.target_tokens = valid;
 }
 

@@ -18,6 +18,10 @@ namespace kinoe {
 struct Batch {
   const int32_t* tokens = nullptr;   // [rows, seq_len]
   const int32_t* targets = nullptr;  // [rows, seq_len]; -1: ignored
+  // With a document mask [rows, seq_len], else null: first position, and one past the last, of each position's document within
+  // its row. A padding row is one document.
+  const int32_t* doc_start = nullptr;
+  const int32_t* doc_end = nullptr;
   int64_t rows = 0;
   int64_t seq_len = 0;
   int64_t first_sample = 0;
@@ -33,9 +37,9 @@ class Loader {
   static constexpr int kAhead = 2;
 
   /// Host memory for all buffers, to be allocated with Memory::pinned(backend, ...).
-  static size_t buffer_bytes(int64_t rows, int64_t seq_len);
+  static size_t buffer_bytes(int64_t rows, int64_t seq_len, bool document_mask);
 
-  /// `dataset` must outlive the loader. `rows` is the fixed micro-batch size; `buffers` holds buffer_bytes(rows, seq_len) at least.
+  /// `dataset` must outlive the loader. `rows` is the fixed micro-batch size; `buffers` holds buffer_bytes() at least.
   Loader(const Dataset& dataset, int64_t rows, Memory buffers);
   ~Loader();
   Loader(const Loader&) = delete;
@@ -58,6 +62,8 @@ class Loader {
     Batch batch;
     int32_t* tokens = nullptr;
     int32_t* targets = nullptr;
+    int32_t* doc_start = nullptr;
+    int32_t* doc_end = nullptr;
     bool ready = false;
     std::exception_ptr error;
   };

@@ -1,17 +1,14 @@
 #include "dataloader/shard.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "dataloader/file_kind.h"
+#include "dataloader/fingerprint.h"
 #include "dataloader/utf8.h"
 #include "kernels/common/check.h"
 
@@ -24,45 +21,54 @@ constexpr int64_t kWhole = int64_t{256}
                            << 20;  // text up to this size is checked from end to end, larger text in windows
 constexpr int64_t kWindow = int64_t{1} << 20;
 
-int64_t token_bytes(TokenFormat format) {
-  switch (format) {
-    case TokenFormat::llmc_uint16: return 2;
-    case TokenFormat::llmc_uint32: return 4;
-    case TokenFormat::text: return 1;
-  }
-  return 0;
+int64_t header_bytes(TokenFormat format) {
+  const bool llmc = format == TokenFormat::llmc_uint16 || format == TokenFormat::llmc_uint32;
+  return llmc ? kLlmcHeaderBytes : 0;
 }
 
-int64_t header_bytes(TokenFormat format) { return format == TokenFormat::text ? 0 : kLlmcHeaderBytes; }
-
+/// Of `count` tokens at `data`, the first that is negative or >= vocab_size.
 template <class Word>
-std::optional<BadToken> first_bad(const unsigned char* payload, int64_t first, int64_t count,
-                                  int64_t vocab_size) {
+std::optional<BadToken> first_bad(const unsigned char* data, int64_t count, int64_t vocab_size) {
+  // A negative id becomes a huge one, so that one comparison finds both.
+  using Signed = std::conditional_t<sizeof(Word) <= 4, int32_t, int64_t>;
+  using Id = std::make_unsigned_t<Signed>;
   constexpr int64_t kBlock = 4096;
   const auto word = [&](int64_t i) {
     Word value;
-    std::memcpy(&value, payload + static_cast<size_t>(i) * sizeof(Word), sizeof(Word));
+    std::memcpy(&value, data + static_cast<size_t>(i) * sizeof(Word), sizeof(Word));
     return value;
   };
-  for (int64_t begin = first; begin < first + count; begin += kBlock) {
-    const int64_t end = std::min(begin + kBlock, first + count);
-    Word largest = 0;
-    for (int64_t i = begin; i < end; ++i) largest = std::max(largest, word(i));
-    if (static_cast<int64_t>(largest) < vocab_size) continue;
+  const auto id = [&](int64_t i) { return static_cast<Id>(static_cast<Signed>(word(i))); };
+  const auto limit = static_cast<uint64_t>(vocab_size);
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, count);
+    Id largest = 0;
+    for (int64_t i = begin; i < end; ++i) largest = std::max(largest, id(i));
+    if (largest < limit) continue;
     for (int64_t i = begin; i < end; ++i)
-      if (static_cast<int64_t>(word(i)) >= vocab_size) return BadToken{i, static_cast<int64_t>(word(i))};
+      if (id(i) >= limit) return BadToken{i, static_cast<int64_t>(word(i))};
   }
   return std::nullopt;
 }
 
 template <class Word>
-void widen(const unsigned char* payload, int64_t first, int64_t count, int32_t* out) {
-  const unsigned char* from = payload + static_cast<size_t>(first) * sizeof(Word);
+void widen(const unsigned char* data, int64_t count, int32_t* out) {
   for (int64_t i = 0; i < count; ++i) {
     Word value;
-    std::memcpy(&value, from + static_cast<size_t>(i) * sizeof(Word), sizeof(Word));
-    out[i] = static_cast<int32_t>(value);
+    std::memcpy(&value, data + static_cast<size_t>(i) * sizeof(Word), sizeof(Word));
+    if constexpr (sizeof(Word) > 4)
+      out[i] = value >= 0 && value <= INT32_MAX ? static_cast<int32_t>(value) : -1;
+    else
+      out[i] = static_cast<int32_t>(value);
   }
+}
+
+/// How many ids the type of the tokens has.
+int64_t ids_of(TokenFormat format) {
+  return with_word(format, [](auto word) {
+    using Word = decltype(word);
+    return sizeof(Word) > 4 ? INT64_MAX : static_cast<int64_t>(std::numeric_limits<Word>::max()) + 1;
+  });
 }
 
 // Up to `budget` positions of [0, total) as at most `windows` ranges, the first at the start, the last at the end.
@@ -111,53 +117,6 @@ void check_text(const std::string& name, const unsigned char* data, int64_t tota
 
 }  // namespace
 
-const char* name_of(TokenFormat format) {
-  switch (format) {
-    case TokenFormat::llmc_uint16: return "llm.c uint16";
-    case TokenFormat::llmc_uint32: return "llm.c uint32";
-    case TokenFormat::text: return "text";
-  }
-  return "?";
-}
-
-// --- MappedFile ---
-
-MappedFile::MappedFile(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) fail(ExitCode::data, "cannot open data file '", path, "': ", std::strerror(errno));
-  struct stat info {};
-  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    ::close(fd);
-    fail(ExitCode::data, "'", path, "' is ", S_ISDIR(info.st_mode) ? "a directory" : "no regular file",
-         ", expected a file of tokens or text");
-  }
-  bytes_ = info.st_size;
-  void* mapping = nullptr;
-  if (bytes_ > 0) mapping = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ, MAP_SHARED, fd, 0);
-  const int error = errno;
-  ::close(fd);
-  if (mapping == MAP_FAILED)
-    fail(ExitCode::data, "cannot map data file '", path, "' (", bytes_, " bytes): ", std::strerror(error));
-  data_ = static_cast<const unsigned char*>(mapping);
-  // Samples are read in random order: read-ahead around each would only crowd the page cache; will_need() asks for what comes.
-  if (data_) ::madvise(mapping, static_cast<size_t>(bytes_), MADV_RANDOM);
-}
-
-MappedFile::~MappedFile() {
-  if (data_) ::munmap(const_cast<unsigned char*>(data_), static_cast<size_t>(bytes_));
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
-// --- Shard ---
-
 Shard Shard::open(const std::string& path) {
   Shard shard;
   shard.name_ = path;
@@ -165,7 +124,16 @@ Shard Shard::open(const std::string& path) {
   shard.file_bytes_ = shard.file_.bytes();
   const unsigned char* data = shard.file_.data();
   if (shard.file_bytes_ == 0) fail(ExitCode::data, "'", path, "' is empty; expected an llm.c shard or text");
+  const MappedRead guard(shard.file_);
   shard.format_ = identify(path, data, shard.file_bytes_);
+  if (is_megatron(shard.format_)) {
+    const MegatronIndex& index = shard.index_.emplace(path, shard.file_bytes_);
+    shard.tokens_ = index.tokens();
+    if (index.used_bytes() < shard.file_bytes_)
+      shard.warnings_.push_back(cat("'", path, "' has ", shard.file_bytes_, " bytes, its index uses ",
+                                    index.used_bytes(), " of them; the tokens after that are not read"));
+    return shard;
+  }
   if (shard.format_ != TokenFormat::text) {
     shard.tokens_ = llmc_token_count(path, data, shard.file_bytes_, token_bytes(shard.format_));
     return shard;
@@ -192,47 +160,104 @@ Shard Shard::from_text(std::string name, std::string text) {
   return shard;
 }
 
-const unsigned char* Shard::payload() const {
-  if (!file_.data()) return reinterpret_cast<const unsigned char*>(memory_.data());
-  return file_.data() + header_bytes(format_);
+template <class Visit>
+void Shard::each_run(int64_t first, int64_t count, Visit visit) const {
+  CHECK(first >= 0 && count >= 0 && first <= tokens_ - count, "tokens [", first, ", ", first + count, ") of ",
+        tokens_, " in ", name_);
+  const MappedRead guard(file_);
+  const unsigned char* data =
+      file_.data() ? file_.data() : reinterpret_cast<const unsigned char*>(memory_.data());
+  if (!index_) {
+    visit(data + header_bytes(format_) + first * token_bytes(format_), first, count);
+    return;
+  }
+  while (count > 0) {
+    const MegatronIndex::Run run = index_->at(first);
+    const int64_t length = std::min(count, run.tokens);
+    visit(data + run.offset, first, length);
+    first += length;
+    count -= length;
+  }
 }
 
 void Shard::read(int64_t first, int64_t count, int32_t* tokens) const {
-  CHECK(first >= 0 && count >= 0 && first <= tokens_ - count, "tokens [", first, ", ", first + count, ") of ",
-        tokens_, " in ", name_);
-  switch (format_) {
-    case TokenFormat::llmc_uint16: return widen<uint16_t>(payload(), first, count, tokens);
-    case TokenFormat::llmc_uint32: return widen<uint32_t>(payload(), first, count, tokens);
-    case TokenFormat::text: return widen<unsigned char>(payload(), first, count, tokens);
-  }
+  with_word(format_, [&](auto word) {
+    each_run(first, count, [&](const unsigned char* data, int64_t position, int64_t length) {
+      widen<decltype(word)>(data, length, tokens + (position - first));
+    });
+  });
 }
 
 void Shard::will_need(int64_t first, int64_t count) const {
   if (!file_.data()) return;
-  const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  const auto width = static_cast<uint64_t>(token_bytes(format_)),
-             header = static_cast<uint64_t>(header_bytes(format_));
-  const uint64_t begin = (header + static_cast<uint64_t>(first) * width) / page * page;
-  const uint64_t end = header + static_cast<uint64_t>(first + count) * width;
-  ::madvise(const_cast<unsigned char*>(file_.data()) + begin, end - begin, MADV_WILLNEED);
+  each_run(first, count, [&](const unsigned char* data, int64_t, int64_t length) {
+    file_.will_need(data - file_.data(), length * token_bytes(format_));
+  });
 }
 
 std::optional<BadToken> Shard::find_bad_token(int64_t first, int64_t count, int64_t vocab_size) const {
-  CHECK(first >= 0 && count >= 0 && first <= tokens_ - count, "tokens [", first, ", ", first + count, ") of ",
-        tokens_, " in ", name_);
-  switch (format_) {
-    case TokenFormat::llmc_uint16: return first_bad<uint16_t>(payload(), first, count, vocab_size);
-    case TokenFormat::llmc_uint32: return first_bad<uint32_t>(payload(), first, count, vocab_size);
-    case TokenFormat::text: return first_bad<unsigned char>(payload(), first, count, vocab_size);
+  std::optional<BadToken> bad;
+  with_word(format_, [&](auto word) {
+    each_run(first, count, [&](const unsigned char* data, int64_t position, int64_t length) {
+      if (bad) return;
+      bad = first_bad<decltype(word)>(data, length, vocab_size);
+      if (bad) bad->position += position;
+    });
+  });
+  return bad;
+}
+
+bool Shard::holds_token(int64_t id, int64_t budget) const {
+  bool found = false;
+  std::vector<int32_t> ids;
+  spread(tokens_, budget, 16, [&](int64_t begin, int64_t length) {
+    constexpr int64_t kBlock = 1 << 16;
+    for (int64_t at = begin; at < begin + length && !found; at += kBlock) {
+      ids.resize(static_cast<size_t>(std::min(kBlock, begin + length - at)));
+      read(at, static_cast<int64_t>(ids.size()), ids.data());
+      found = std::find(ids.begin(), ids.end(), id) != ids.end();
+    }
+  });
+  return found;
+}
+
+void Shard::find_documents(int64_t first, int64_t count, const int32_t* tokens, int32_t* start,
+                           int32_t* end) const {
+  std::fill_n(start, count, 0);
+  for (int64_t t = 1; t < count; ++t) start[t] = end_token_ >= 0 && tokens[t - 1] == end_token_;
+  if (index_)
+    index_->each_document_start(first + 1, first + count,
+                                [&](int64_t position) { start[position - first] = 1; });
+  int32_t begin = 0;
+  for (int32_t t = 0; t < count; ++t) start[t] = begin = start[t] != 0 ? t : begin;
+  auto past = static_cast<int32_t>(count);
+  for (auto t = static_cast<int32_t>(count) - 1; t >= 0; --t) {
+    end[t] = past;
+    if (start[t] == t) past = t;
   }
-  return std::nullopt;
+}
+
+std::string Shard::fingerprint() const {
+  ContentHash hash;
+  if (!file_.data()) {
+    add_fingerprint(hash, reinterpret_cast<const unsigned char*>(memory_.data()), file_bytes_);
+    return hash.hex();
+  }
+  for (const MappedFile* file : {&file_, index_ ? &index_->file() : nullptr}) {
+    if (file == nullptr) continue;
+    const MappedRead guard(*file);
+    add_fingerprint(hash, file->data(), file->bytes());
+  }
+  return hash.hex();
 }
 
 std::string Shard::scan(int64_t vocab_size, int64_t budget) const {
-  if (format_ == TokenFormat::llmc_uint16 && vocab_size > 65536)
-    fail(ExitCode::data, "'", name_, "' has 16-bit tokens, too small for a vocabulary of ", vocab_size,
-         "; expected an llm.c shard of version 7 (uint32), or a model with the vocabulary the shard was made "
-         "with");
+  const int64_t representable = ids_of(format_);
+  if (format_ != TokenFormat::text && representable < vocab_size)
+    fail(ExitCode::data, "'", name_, "' has ", name_of(format_), " tokens, ids below ", representable,
+         ", too small for a vocabulary of ", vocab_size, "; expected ",
+         is_megatron(format_) ? "a wider type" : "an llm.c shard of version 7 (uint32)",
+         ", or a model with the vocabulary the tokens were made with");
   std::optional<BadToken> bad;
   int64_t pairs = 0, low_only = 0;    // uint16 read in pairs: (x, 0) is what a small uint32 looks like
   int64_t words = 0, two_tokens = 0;  // uint32 read as two halves, both of them possible ids
@@ -269,6 +294,7 @@ std::string Shard::scan(int64_t vocab_size, int64_t budget) const {
 
 TokenFormat detect_format(const std::string& path) {
   const MappedFile file(path);
+  const MappedRead guard(file);
   if (file.bytes() == 0) fail(ExitCode::data, "'", path, "' is empty; expected an llm.c shard or text");
   return identify(path, file.data(), file.bytes());
 }

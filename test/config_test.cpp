@@ -200,7 +200,7 @@ TEST(Config, UnknownOptionsAreRefusedWithTheNearestName) {
 TEST(Config, OptionsThatDoNotWorkYetAreUnknown) {
   const std::string help = parse({"--help"}).text;
   for (const char* name : {"resume", "keep", "zero", "determinism", "on-nan", "max-minutes", "stop-after",
-                           "document-mask", "init-from", "tokenizer", "override", "shard-group"}) {
+                           "init-from", "tokenizer", "override", "shard-group"}) {
     EXPECT_CONTAINS(refusal({std::string("--") + name, "1"}), cat("unknown option --", name));
     EXPECT_EQ(help.find(cat("--", name)), std::string::npos) << name;
   }

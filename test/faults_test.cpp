@@ -94,7 +94,7 @@ TEST_F(Faults, Row04TokenWidthTooSmallForTheVocabulary) {
   model.replace(model.find("300"), 3, "70000");
   write("model.json", model);
   write_shard("a.bin", tokens(500), kMagic16, 1);
-  expect_error(kData, {"a.bin", "16-bit", "70000"}, tiny({"--data", "a.bin"}));
+  expect_error(kData, {"a.bin", "uint16", "70000"}, tiny({"--data", "a.bin"}));
 }
 
 TEST_F(Faults, Row05TokenIdNotBelowTheVocabulary) {

@@ -82,8 +82,8 @@ class LoaderTest : public testing::Test {
     }
     return result;
   }
-  static Memory buffers(int64_t rows, int64_t seq_len) {
-    return Memory::pinned(Backend::cpu, Loader::buffer_bytes(rows, seq_len));
+  static Memory buffers(int64_t rows, int64_t seq_len, bool document_mask = false) {
+    return Memory::pinned(Backend::cpu, Loader::buffer_bytes(rows, seq_len, document_mask));
   }
 
   std::string dir_;
@@ -273,8 +273,8 @@ TEST_F(LoaderTest,
   EXPECT_EQ(loader.fetch(2, 2).tokens[0], 'a') << "the loader lives on";
 }
 
-TEST_F(LoaderTest, MoreThanTwoToThe31Tokens) {  // row 9
-  const int64_t tokens = (int64_t{1} << 31) + 1025;
+TEST_F(LoaderTest, NineGibibytes) {  // row 9: over 2^31 tokens and 2^33 bytes
+  const int64_t tokens = (int64_t{9} << 28) + 1;
   const std::string path = counting("huge.bin", 1, 2000);
   {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -283,7 +283,7 @@ TEST_F(LoaderTest, MoreThanTwoToThe31Tokens) {  // row 9
     file.write(reinterpret_cast<const char*>(&count), 4);
   }
   if (::truncate(path.c_str(), 1024 + 4 * tokens) != 0)
-    GTEST_SKIP() << "the file system refuses a sparse file of 8 GiB";
+    GTEST_SKIP() << "the file system refuses a sparse file of 9 GiB";
   {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(1024 + 4 * (tokens - 1));
@@ -291,7 +291,7 @@ TEST_F(LoaderTest, MoreThanTwoToThe31Tokens) {  // row 9
     file.write(reinterpret_cast<const char*>(&last), 4);
   }
   const Dataset data = open({path}, options(1024, false));
-  ASSERT_EQ(data.samples(), (int64_t{1} << 21) + 1);
+  ASSERT_EQ(data.samples(), int64_t{9} << 18);
   Loader loader(data, 2, buffers(2, 1024));
   EXPECT_EQ(loader.fetch(0, 1).tokens[1023], 1024);
   EXPECT_EQ(loader.fetch(data.samples() - 1, 1).targets[1023], 77);

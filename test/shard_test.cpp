@@ -88,6 +88,27 @@ TEST_F(ShardTest, ReadsUint16) {
   shard.will_need(1, 4);
 }
 
+// As modded-nanogpt's data/fineweb.py writes one: llm.c's header and magic, a whole shard in one write.
+TEST_F(ShardTest, ReadsModdedNanogptShards) {
+  std::string bytes(1024, '\0');
+  const int32_t tokens = 100'000;
+  const int32_t header[3] = {20240520, 1, tokens};
+  std::memcpy(bytes.data(), header, sizeof(header));
+  for (int32_t i = 0; i < tokens; ++i) {
+    const int32_t id = i % 1000 == 0 ? 50256 : i % 50257;
+    bytes += static_cast<char>(id & 0xFF);
+    bytes += static_cast<char>(id >> 8);
+  }
+  const Shard shard = Shard::open(write("fineweb_train_000001.bin", bytes));
+  EXPECT_EQ(shard.format(), TokenFormat::llmc_uint16);
+  ASSERT_EQ(shard.tokens(), tokens);
+  EXPECT_EQ(shard.scan(50257, 1 << 26), "");
+  std::vector<int32_t> ids(static_cast<size_t>(tokens));
+  shard.read(0, tokens, ids.data());
+  for (int32_t i = 0; i < tokens; ++i)
+    ASSERT_EQ(ids[static_cast<size_t>(i)], i % 1000 == 0 ? 50256 : i % 50257) << i;
+}
+
 TEST_F(ShardTest, ReadsUint32) {
   const Shard shard = Shard::open(write("a.bin", shard32({128255, 3, 65536})));
   EXPECT_EQ(shard.format(), TokenFormat::llmc_uint32);
@@ -166,16 +187,17 @@ TEST_F(ShardTest, WrongMagicVersionOrByteOrder) {  // row 3
   EXPECT_SAYS(refusal("a.idx", std::string("MMIDIDX\0\0\x01", 10)), "index");
   const std::string raw("\x12\x00\x34\x00\x56\x01\x78\x02\x9A\x03", 10);
   EXPECT_SAYS(refusal("raw.bin", raw), "Megatron .bin without its .idx");
-  write("raw.idx", "MMIDIDX");
-  EXPECT_SAYS(refusal("raw.bin", raw), "raw.idx lies beside it");
+  write("raw.idx", "something else, long enough to be an index of Megatron");
+  const std::string message = error_of([&] { Shard::open(write("raw.bin", raw)); });
+  EXPECT_SAYS(message, "raw.idx' is no Megatron index");
 }
 
 TEST_F(ShardTest, TokenWidth) {  // row 4
   const Shard narrow = Shard::open(write("n.bin", shard16({1, 2, 3})));
   EXPECT_SAYS(error_of([&] { (void)narrow.scan(128256, 1000); }),
-              "16-bit tokens, too small for a vocabulary of 128256");
+              "llm.c uint16 tokens, ids below 65536, too small for a vocabulary of 128256");
   EXPECT_EQ(narrow.scan(65536, 1000), "");
-  EXPECT_SAYS(error_of([&] { (void)narrow.scan(65537, 1000); }), "16-bit tokens");
+  EXPECT_SAYS(error_of([&] { (void)narrow.scan(65537, 1000); }), "version 7 (uint32)");
   // uint16 tokens behind a uint32 header: the right size in bytes with the count halved, or the count of the uint16.
   const std::vector<uint32_t> pairs(100, 1234U | 4321U << 16);
   const Shard wide = Shard::open(write("w.bin", shard32(pairs)));

@@ -22,6 +22,7 @@ struct RunConfig {
   std::vector<std::string>
       data;  // PATH or PATH:WEIGHT, as dataloader/data_spec reads them; empty: the stories
   std::vector<std::string> val_data;  // empty: the stories' own validation part, or no evaluation
+  bool document_mask = false;         // attention stops where documents end
   // Model
   std::string model;  // preset, Hugging Face directory or config.json; empty: chosen by the kind of data
   // Run directory
@@ -85,6 +86,7 @@ struct SampleConfig {
 struct EvalConfig {
   std::string directory;              // checkpoint
   std::vector<std::string> val_data;  // empty: the stories' validation part
+  bool document_mask = false;         // attention stops where documents end
   std::optional<int64_t> seq_len;     // default: the model's positions, at most 1024
   std::optional<int64_t> micro_batch;
   int64_t eval_batches = 0;  // micro-batches; 0: all of the validation data

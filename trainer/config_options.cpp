@@ -188,10 +188,16 @@ std::vector<Option<RunConfig>> run_options() {
                     eval = "Evaluation", hardware = "Hardware and numbers", reports = "Reports";
   return {
       paths("data", "Data", &C::data,
-            "training data: files or quoted globs, PATH or PATH:WEIGHT for a mixture; llm.c shards (.bin) or "
-            "UTF-8 text, which is trained on byte by byte (default: stories made by this program)"),
+            "training data: files or quoted globs, PATH or PATH:WEIGHT for a mixture; llm.c shards (.bin), "
+            "Megatron data sets (NAME of NAME.bin and NAME.idx), or UTF-8 text, which is trained on byte by "
+            "byte (default: stories made by this program)"),
       paths("val-data", "Data", &C::val_data,
             "validation data, files or quoted globs (default: none; the stories have their own)"),
+      flag("document-mask", "Data", &C::document_mask,
+           "attention stops where documents end: behind the end-of-text token (of the data's manifest.json, "
+           "else "
+           "the model's eos_token_id) and at the bounds of a Megatron index. Every target still counts in "
+           "the loss, and positions go on counting through the sequence"),
       text("model", model, "PRESET|HF_DIR|FILE", &C::model,
            "a preset, a Hugging Face directory or a config.json: the shape; weights start random (default: "
            "tiny for "
@@ -277,6 +283,7 @@ std::vector<Option<EvalConfig>> eval_options() {
   return {
       text("", "", "DIR", &C::directory, "a checkpoint"),
       paths("val-data", what, &C::val_data, "files or quoted globs (default: the validation stories)"),
+      flag("document-mask", what, &C::document_mask, "attention stops where documents end, as in training"),
       count("seq-len", what, &C::seq_len, 1,
             "tokens per sequence (default: the model's positions, at most 1024)"),
       count("micro-batch", what, &C::micro_batch, 1,

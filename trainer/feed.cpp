@@ -6,7 +6,9 @@ namespace kinoe {
 
 Feed::Feed(const Context& ctx, const Dataset& dataset, int64_t rows)
     : ctx_(ctx),
-      loader_(dataset, rows, Memory::pinned(ctx.backend, Loader::buffer_bytes(rows, dataset.seq_len()))) {
+      loader_(dataset, rows,
+              Memory::pinned(ctx.backend,
+                             Loader::buffer_bytes(rows, dataset.seq_len(), dataset.document_mask()))) {
   for (int i = 0; i < Loader::kHeld; ++i) uploaded_.emplace_back(ctx.backend);
   for (Event& event : uploaded_) event.record(ctx_);
 }
@@ -16,6 +18,10 @@ double Feed::put(const DeviceBatch& batch, int64_t first_sample, int64_t valid) 
   const Batch& host = loader_.fetch(first_sample, valid);
   upload(ctx_, batch.tokens.data, host.tokens, batch.tokens.bytes());
   upload(ctx_, batch.targets.data, host.targets, batch.targets.bytes());
+  CHECK(!batch.doc_start == (host.doc_start == nullptr),
+        "documents of the data and of the memory do not agree");
+  if (batch.doc_start) upload(ctx_, batch.doc_start.data, host.doc_start, batch.doc_start.bytes());
+  if (batch.doc_end) upload(ctx_, batch.doc_end.data, host.doc_end, batch.doc_end.bytes());
   uploaded_[next_].record(ctx_);
   next_ = (next_ + 1) % uploaded_.size();
   return loader_.data_wait_ms();

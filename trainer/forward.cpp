@@ -46,7 +46,7 @@ void LayerPass::attention() const {
   attention_forward(ctx, {.out = x.attention,
                           .lse = x.lse,
                           .qkv = x.qkv,
-                          .doc_start = {},
+                          .doc_start = acts.batch.doc_start,
                           .heads = m.heads,
                           .kv_heads = m.kv_heads,
                           .scale = attention_scale(m)});

@@ -108,6 +108,8 @@ int eval(EvalConfig config) {
   options.seq_len = config.seq_len.value();
   options.vocab_size = m.vocab_size;
   options.shuffle = false;
+  options.document_mask = config.document_mask;
+  options.end_token = m.eos_token;
   const Dataset dataset = sources.empty()
                               ? Dataset::stories(StorySplit::validation, kValidationStoryBytes, options)
                               : Dataset::open(sources, options);
@@ -119,6 +121,7 @@ int eval(EvalConfig config) {
   const WorkShape shape{.batch = rows,
                         .length = options.seq_len,
                         .recompute = Recompute::none,
+                        .document_mask = options.document_mask,
                         .training = false,
                         .head_rows = 0};
   Arena planned;

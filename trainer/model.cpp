@@ -65,6 +65,10 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
 
   a.batch.tokens = arena.take(kept_group, DType::i32, {b, t});
   a.batch.targets = arena.take(kept_group, DType::i32, {b, t});
+  if (shape.document_mask) {
+    a.batch.doc_start = arena.take(kept_group, DType::i32, {b, t});
+    if (shape.training) a.batch.doc_end = arena.take(kept_group, DType::i32, {b, t});
+  }
 
   // Tensors that are recomputed, or that only a forward pass passes through, exist once for all layers.
   const bool keep_light = shape.training && shape.recompute == Recompute::none;

@@ -43,13 +43,17 @@ void upload_constants(const Context& ctx, const Model& model);
 struct DeviceBatch {
   Tensor tokens;   // [B, T] int32
   Tensor targets;  // [B, T] int32, -1: ignored
+  // With a document mask, else absent; attention_forward and attention_backward say what they hold.
+  Tensor doc_start;  // [B, T] int32
+  Tensor doc_end;    // [B, T] int32, training only
 };
 
 struct WorkShape {
   int64_t batch = 0;   // sequences B of a micro-batch
   int64_t length = 0;  // tokens T of a sequence
   Recompute recompute = Recompute::none;
-  bool training = true;   // false: forward only, layers share their buffers
+  bool document_mask = false;  // attention stops at the ends of documents
+  bool training = true;        // false: forward only, layers share their buffers
   int64_t head_rows = 0;  // rows of logits in memory at a time; 0: a default that depends on the shapes alone
 };
 

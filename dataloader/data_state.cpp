@@ -1,0 +1,205 @@
+#include "dataloader/data_state.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "kernels/common/check.h"
+
+namespace kinoe {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Reads the keys of one object; whatever is missing, superfluous or of another type is named with its path.
+class Reader {
+ public:
+  Reader(const Json& object, std::string where) : object_(object), where_(std::move(where)) {
+    if (!object.is_object()) refuse(where_, "an object", object);
+  }
+
+  const Json& at(const std::string& key) {
+    taken_.insert(key);
+    const auto it = object_.find(key);
+    if (it == object_.end())
+      fail(ExitCode::checkpoint, where_, ": the key '", key, "' is missing; the file is damaged");
+    return *it;
+  }
+  std::string text(const std::string& key) {
+    const Json& value = at(key);
+    if (!value.is_string()) refuse(path(key), "a string", value);
+    return value.get<std::string>();
+  }
+  bool boolean(const std::string& key) {
+    const Json& value = at(key);
+    if (!value.is_boolean()) refuse(path(key), "true or false", value);
+    return value.get<bool>();
+  }
+  uint64_t natural(const std::string& key) {
+    const Json& value = at(key);
+    if (!value.is_number_unsigned()) refuse(path(key), "an integer of 0 or more", value);
+    return value.get<uint64_t>();
+  }
+  int64_t count(const std::string& key) {
+    const uint64_t value = natural(key);
+    if (value > static_cast<uint64_t>(INT64_MAX)) refuse(path(key), "an integer below 2^63", object_.at(key));
+    return static_cast<int64_t>(value);
+  }
+  double weight(const std::string& key) {
+    const Json& value = at(key);
+    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() <= 0)
+      refuse(path(key), "a number above 0", value);
+    return value.get<double>();
+  }
+  const Json& list(const std::string& key) {
+    const Json& value = at(key);
+    if (!value.is_array() || value.empty()) refuse(path(key), "a list that is not empty", value);
+    return value;
+  }
+  void finish() const {
+    for (const auto& [key, value] : object_.items())
+      if (!taken_.contains(key))
+        fail(ExitCode::checkpoint, where_, ": the key '", key,
+             "' is not known; the file is damaged or of a newer version");
+  }
+  [[nodiscard]] std::string path(const std::string& key) const { return where_ + ": " + key; }
+
+ private:
+  [[noreturn]] static void refuse(const std::string& what, const std::string& expected, const Json& found) {
+    fail(ExitCode::checkpoint, what, ": expected ", expected, ", found ", found.dump().substr(0, 60),
+         "; the file is damaged");
+  }
+
+  const Json& object_;
+  std::string where_;
+  std::set<std::string> taken_;
+};
+
+FileState file_from(const Json& json, const std::string& where) {
+  Reader in(json, where);
+  FileState file;
+  file.path = in.text("path");
+  file.format = in.text("format");
+  file.bytes = in.count("bytes");
+  file.tokens = in.count("tokens");
+  file.samples = in.count("samples");
+  file.fingerprint = in.text("fingerprint");
+  in.finish();
+  return file;
+}
+
+SourceState source_from(const Json& json, const std::string& where) {
+  Reader in(json, where);
+  SourceState source;
+  source.name = in.text("name");
+  source.weight = in.weight("weight");
+  source.tokens = in.count("tokens");
+  source.samples = in.count("samples");
+  const Json& files = in.list("files");
+  for (size_t i = 0; i < files.size(); ++i)
+    source.files.push_back(file_from(files[i], cat(in.path("files"), "[", i, "]")));
+  in.finish();
+  return source;
+}
+
+/// Collects "what: 1 in the checkpoint, 2 here".
+struct Changes {
+  std::string before_is, now_is;
+  std::vector<std::string> lines;
+
+  template <class T>
+  bool compare(const std::string& what, const T& before, const T& now) {
+    if (before == now) return false;
+    lines.push_back(cat(what, ": ", before, " ", before_is, ", ", now, " ", now_is));
+    return true;
+  }
+};
+
+}  // namespace
+
+std::string to_json(const DataState& state) {
+  Json sources = Json::array();
+  for (const SourceState& source : state.sources) {
+    Json files = Json::array();
+    for (const FileState& file : source.files)
+      files.push_back({{"path", file.path},
+                       {"format", file.format},
+                       {"bytes", static_cast<uint64_t>(file.bytes)},
+                       {"tokens", static_cast<uint64_t>(file.tokens)},
+                       {"samples", static_cast<uint64_t>(file.samples)},
+                       {"fingerprint", file.fingerprint}});
+    sources.push_back({{"name", source.name},
+                       {"weight", source.weight},
+                       {"tokens", static_cast<uint64_t>(source.tokens)},
+                       {"samples", static_cast<uint64_t>(source.samples)},
+                       {"files", std::move(files)}});
+  }
+  const Json json = {{"seed", state.seed},           {"seq_len", static_cast<uint64_t>(state.seq_len)},
+                     {"shuffled", state.shuffled},   {"document_mask", state.document_mask},
+                     {"tokenizer", state.tokenizer}, {"sources", std::move(sources)}};
+  // Paths are bytes, not always UTF-8; what is not becomes U+FFFD, and paths are compared by nobody.
+  return json.dump(1, ' ', false, Json::error_handler_t::replace);
+}
+
+DataState data_state_from_json(const std::string& text, const std::string& where) {
+  const Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded()) fail(ExitCode::checkpoint, where, " is no JSON; the file is damaged");
+  Reader in(json, where);
+  DataState state;
+  state.seed = in.natural("seed");
+  state.seq_len = in.count("seq_len");
+  state.shuffled = in.boolean("shuffled");
+  state.document_mask = in.boolean("document_mask");
+  state.tokenizer = in.text("tokenizer");
+  const Json& sources = in.list("sources");
+  for (size_t i = 0; i < sources.size(); ++i)
+    state.sources.push_back(source_from(sources[i], cat(in.path("sources"), "[", i, "]")));
+  in.finish();
+  return state;
+}
+
+std::vector<std::string> describe_change(const DataState& before, const DataState& now,
+                                         const std::string& before_is, const std::string& now_is) {
+  Changes changes{before_is, now_is, {}};
+  const auto on_off = [](bool on) { return std::string(on ? "on" : "off"); };
+  changes.compare("seed of the data order", before.seed, now.seed);
+  changes.compare("tokens of a sample (--seq-len)", before.seq_len, now.seq_len);
+  changes.compare("shuffling", on_off(before.shuffled), on_off(now.shuffled));
+  changes.compare("--document-mask", on_off(before.document_mask), on_off(now.document_mask));
+  changes.compare("tokenizer of the data", before.tokenizer, now.tokenizer);
+  if (changes.compare("sources", before.sources.size(), now.sources.size())) return changes.lines;
+  // Only ratios of weights count.
+  double all_before = 0, all_now = 0;
+  for (const SourceState& source : before.sources) all_before += source.weight;
+  for (const SourceState& source : now.sources) all_now += source.weight;
+  for (size_t s = 0; s < now.sources.size(); ++s) {
+    const SourceState &a = before.sources[s], &b = now.sources[s];
+    if (std::abs(a.weight / all_before - b.weight / all_now) > 1e-15)
+      changes.compare("weight of " + b.name, a.weight, b.weight);
+    if (changes.compare("files of " + b.name, a.files.size(), b.files.size())) continue;
+    for (size_t f = 0; f < b.files.size(); ++f) {
+      const FileState &x = a.files[f], &y = b.files[f];
+      const std::string name = x.path == y.path ? y.path : y.path + " (was " + x.path + ")";
+      // A line for each is enough: other bytes have another fingerprint.
+      if (x.format != y.format)
+        changes.compare(name + ": format", x.format, y.format);
+      else if (x.bytes != y.bytes)
+        changes.compare(name + ": bytes", x.bytes, y.bytes);
+      else if (x.tokens != y.tokens)
+        changes.compare(name + ": tokens", x.tokens, y.tokens);
+      else
+        changes.compare(name + ": contents (fingerprint)", x.fingerprint, y.fingerprint);
+    }
+  }
+  return changes.lines;
+}
+
+void check_tokenizer(const DataState& data, const std::string& model_tokenizer,
+                     const std::string& directory) {
+  if (data.tokenizer.empty() || model_tokenizer.empty() || data.tokenizer == model_tokenizer) return;
+  fail(ExitCode::data, "the data were made with the tokenizer ", data.tokenizer,
+       " (their manifest.json), but '", directory, "' has the tokenizer ", model_tokenizer,
+       ": the same id means another token there; use data of this model's tokenizer");
+}
+
+}  // namespace kinoe
