@@ -308,7 +308,9 @@ TEST(NormGpu, WeightGradientsRepeatAtTrainingShapes) {
       EXPECT_TRUE(bytes == first_d_residual) << "d_residual differs between two runs";
       Values times = exact[1].tensor.values();
       for (double& x : times) x *= kRepeats;
-      expect_close("d_weight", d_weight.values(), times, {1e-3, 1e-5, 2e-6});
+      // A repeated row meets the same partial sums again and again, so roundings add up instead of averaging out.
+      const double typical = kRepeats * std::sqrt(static_cast<double>(block_case.rows));
+      expect_close("d_weight", d_weight.values(), times, {2e-6 * typical, 1e-5, 2e-6});
       return {{"d_weight", d_weight}, {"d_bias", d_bias}};
     });
   }
