@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "dataloader/dataset.h"
+#include "dataloader/mapped_file.h"
 #include "dataloader/stories.h"
 #include "trainer/backward.h"
 #include "trainer/batch_plan.h"
@@ -458,6 +459,7 @@ int run(int argc, char** argv) {
 }  // namespace kinoe
 
 int main(int argc, char** argv) {
+  kinoe::end_on_truncation();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe must not end a run: train_gpt | head
   try {
     return kinoe::run(argc, argv);

@@ -151,6 +151,56 @@ TEST_F(LoaderTest, MixturesKeepProportionsAndEpochs) {
   EXPECT_DOUBLE_EQ(data.epochs(400)[1], 10);
 }
 
+// 0.7 / 0.2 / 0.1 over 100,000 samples: shares, every sample of a source once per epoch, and an order that only the seed changes:
+// not the batch size, not the number of ranks, not where one starts, not how a source is cut into files.
+TEST_F(LoaderTest, AMixtureOfAHundredThousandSamples) {
+  const auto tokens_of = [](int64_t samples) { return static_cast<size_t>(samples) * 4 + 1; };
+  const std::string b = counting("b.bin", 400'000, tokens_of(11'000)),
+                    c = counting("c.bin", 600'000, tokens_of(30'000));
+  const std::vector<std::string> whole = {counting("a.bin", 0, tokens_of(90'000)) + ":0.7", b + ":0.2",
+                                          c + ":0.1"};
+  (void)counting("a_1.bin", 0, tokens_of(50'000));
+  (void)counting("a_2.bin", 200'000, tokens_of(40'000));
+  const std::vector<std::string> parts = {dir_ + "/a_?.bin:0.7", b + ":0.2", c + ":0.1"};
+  static constexpr int64_t kSamples = 100'000;
+  const Dataset data = open(whole, options(4));
+  const auto order_of = [](const Dataset& dataset, int64_t batch, int64_t ranks) {
+    std::vector<int32_t> order(kSamples), sample(5);
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      for (int64_t first = rank * batch; first < kSamples; first += ranks * batch)
+        for (int64_t i = first; i < std::min(first + batch, kSamples); ++i) {
+          dataset.read(i, sample.data());
+          order[static_cast<size_t>(i)] = sample[0];
+        }
+    return order;
+  };
+  const auto order = order_of(data, 1, 1);
+  std::map<int32_t, int> visits;
+  int64_t received[3] = {};
+  for (const int32_t first : order) {
+    ++visits[first];
+    ++received[first < 400'000 ? 0 : first < 600'000 ? 1 : 2];
+  }
+  const double shares[3] = {0.7, 0.2, 0.1};
+  for (size_t s = 0; s < 3; ++s) EXPECT_NEAR(static_cast<double>(received[s]) / kSamples, shares[s], 1e-3);
+  for (const auto& [first, count] : visits)
+    ASSERT_LE(count, first < 400'000   ? 1
+                     : first < 600'000 ? 2
+                                       : 1)
+        << "20,000 samples of 11,000 are two epochs";
+  EXPECT_EQ(order, order_of(data, 7, 3));
+  EXPECT_EQ(order, order_of(data, 64, 8));
+  EXPECT_EQ(order, order_of(open(parts, options(4)), 1, 1)) << "cut into files";
+  DatasetOptions other = options(4);
+  other.seed = 6;
+  const auto reseeded = order_of(open(whole, other), 1, 1);
+  EXPECT_NE(order, reseeded);
+  int64_t same_source = 0;
+  for (size_t i = 0; i < order.size(); ++i) same_source += (order[i] < 400'000) == (reseeded[i] < 400'000);
+  EXPECT_EQ(same_source, kSamples)
+      << "the seed orders the samples within a source, weights alone deal sources";
+}
+
 TEST_F(LoaderTest, ShortShardsAreSkippedAndCounted) {  // row 7
   const std::vector<std::string> files = {counting("a.bin", 0, 100), counting("b.bin", 0, 8),
                                           counting("c.bin", 0, 1)};

@@ -41,6 +41,22 @@ class ModelRun {
     synchronize(ctx);
   }
 
+  /// For a shape with a document mask: the lengths of the documents of each row, which fill it.
+  void set_documents(const std::vector<std::vector<int32_t>>& rows) {
+    std::vector<int32_t> start, end;
+    for (const std::vector<int32_t>& lengths : rows) {
+      int32_t at = 0;
+      for (const int32_t length : lengths) {
+        start.insert(start.end(), static_cast<size_t>(length), at);
+        at += length;
+        end.insert(end.end(), static_cast<size_t>(length), at);
+      }
+    }
+    upload(ctx, acts.batch.doc_start.data, start.data(), acts.batch.doc_start.bytes());
+    if (acts.batch.doc_end) upload(ctx, acts.batch.doc_end.data, end.data(), acts.batch.doc_end.bytes());
+    synchronize(ctx);
+  }
+
   /// Forward and backward of one micro-batch.
   void micro_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets, bool first,
                    double nominal) {

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "kernels/common/check.h"
+
 namespace kinoe {
 namespace {
 
@@ -129,6 +131,22 @@ TEST(MixtureTest, IsTheSameEverywhere) {
   std::vector<int> sources;
   for (uint64_t sample = 0; sample < 12; ++sample) sources.push_back(mixture.at(sample).source);
   EXPECT_EQ(sources, (std::vector<int>{0, 1, 0, 0, 0, 2, 0, 0, 1, 0, 0, 1}));
+}
+
+// 100,000 samples of 0.7 / 0.2 / 0.1: the shares, and that nothing but the seed decides what comes where.
+TEST(MixtureTest, SharesOfAHundredThousandSamples) {
+  const Mixture mixture({0.7, 0.2, 0.1});
+  constexpr uint64_t kSamples = 100'000;
+  std::array<uint64_t, 3> received{};
+  for (uint64_t sample = 0; sample < kSamples; ++sample)
+    ++received[static_cast<size_t>(mixture.at(sample).source)];
+  const double shares[3] = {0.7, 0.2, 0.1};
+  for (size_t s = 0; s < 3; ++s) {
+    const double share = static_cast<double>(received[s]) / kSamples;
+    RecordProperty(cat("share_", s), cat(share));
+    EXPECT_NEAR(share, shares[s], 1e-3);
+    EXPECT_NEAR(share, shares[s], 2e-5) << "the bound of a tree of three sources";
+  }
 }
 
 TEST(MixtureTest, FarPositions) {
