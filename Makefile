@@ -126,7 +126,7 @@ binary: $B/train_gpt
 tests: $B/kinoe_tests
 
 # Every CUDA file, and all programs with them: what `.ci/run` builds where no GPU is.
-cuda: $(CUDA_OBJECTS) $(if $(USE_CUDA),binary tests $B/bench_kernels $B/dump_operations)
+cuda: $(CUDA_OBJECTS) $(if $(USE_CUDA),binary tests $(addprefix $B/,bench_kernels dump_operations bench_epilogues))
 
 run-demo: binary
 	@scripts/demo.sh
@@ -147,6 +147,11 @@ $B/hf_logits: $B/dev/hf_logits.o $(OBJECTS) $B/link.command
 	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
 
 $B/bench_kernels: $(BENCH_OBJECTS) $(OBJECTS) $B/link.command
+	@echo "  LINK  $@"
+	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
+
+# Epilogues of cuBLASLt beside kernels: make build/cuda/bench_epilogues
+$B/bench_epilogues: $B/dev/bench_epilogues.cu.o $B/dev/bench/measure.o $B/dev/bench/reference.o $B/dev/bench/workspace.o $(OBJECTS) $B/link.command
 	@echo "  LINK  $@"
 	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
 
@@ -194,6 +199,7 @@ $B/%.command: FORCE
 	@echo '$(COMMAND)' | cmp -s - $@ || echo '$(COMMAND)' >$@
 .PHONY: FORCE
 
--include $(patsubst %.o,%.d,$(OBJECTS) $(CUDA_OBJECTS) $(TEST_OBJECTS) $(BENCH_OBJECTS) $B/train_gpt.o $B/dev/dump_operations.o)
+-include $(patsubst %.o,%.d,$(OBJECTS) $(CUDA_OBJECTS) $(TEST_OBJECTS) $(BENCH_OBJECTS) $B/train_gpt.o \
+  $B/dev/dump_operations.o $B/dev/bench_epilogues.cu.o)
 
 endif

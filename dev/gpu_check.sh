@@ -6,8 +6,8 @@
 #   dev/gpu_check.sh FOLDER [STAGE...]
 #
 # Stages: build tests errors sanitize broken determinism recompute parity (or parity-124m, parity-llama) speed bench; all of
-# them when none is named. PyTorch's parts are left out, with a word, where python3 has no torch. Models for `speed`:
-# SPEED="gpt2-124m ..." (default: all); rows for `bench`: BENCH=REGEX; tests for `sanitize`: SANITIZE=FILTER.
+# them when none is named. On request: epilogues, tune. PyTorch's parts are left out, with a word, where python3 has no torch.
+# Models for `speed`: SPEED="gpt2-124m ..." (default: all); rows for `bench`: BENCH=REGEX; tests for `sanitize`: SANITIZE=FILTER.
 set -u
 [ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 cd "$(dirname "$0")/.." || exit 2
@@ -80,20 +80,20 @@ stage_errors() {
 }
 
 # Every operation's tests but those of large shapes, and a whole model's gradients. The three tools share the GPU, each in
-# several processes. Racecheck is the slowest by far: it leaves out the whole models, whose products time many kernels of the
-# library, and attention's longest test.
-small_tests='*Gpu.*:*GoldenTest.LossAndEveryGradient*gpu*-*TwoToThe31*:*AtTrainingShapes*:*EveryBf16NumberIsRight:AttentionGpu.Bf16*:AttentionGpu.Fp32*:AttentionGpu.Scores*:AdamWGpu.Repeats:GlobalNormGpu.Repeats'
+# several processes. Racecheck is the slowest by far: it leaves out the library's kernels, whole models, and attention's
+# longest test.
+small_tests='*Gpu.*:*GoldenTest.LossAndEveryGradient*gpu*-*TwoToThe31*:*AtTrainingShapes*:*EveryBf16NumberIsRight:AttentionGpu.Bf16*:AttentionGpu.Fp32*:AttentionGpu.Scores*:AdamWGpu.Repeats:GlobalNormGpu.Repeats:MatmulGpu.Repeats:MatmulGpu.Equals*'
 stage_sanitize() {
   command -v compute-sanitizer >/dev/null || { row sanitize "skipped: no compute-sanitizer"; return; }
-  local tool shard log filter processes=4
+  local tool shard log filter only processes=4
   for tool in memcheck racecheck initcheck; do
-    filter=$small_tests
-    [ $tool = racecheck ] && filter="$filter:*GoldenTest*:AttentionGpu.SameBitsEveryRun"
+    filter=$small_tests only=""
+    [ $tool = racecheck ] && filter="$filter:*GoldenTest*:AttentionGpu.SameBitsEveryRun" only="--kernel-regex kns=kinoe"
     for ((shard = 0; shard < processes; ++shard)); do
       log=$folder/sanitize-$tool-$shard
       {
         OMP_NUM_THREADS=2 GTEST_TOTAL_SHARDS=$processes GTEST_SHARD_INDEX=$shard timeout -k 5 "${SANITIZE_LIMIT:-140}" \
-          compute-sanitizer --tool $tool --error-exitcode 9 "$tests" --gtest_filter="${SANITIZE:-$filter}" >"$log.log" 2>&1
+          compute-sanitizer --tool $tool $only --error-exitcode 9 "$tests" --gtest_filter="${SANITIZE:-$filter}" >"$log.log" 2>&1
         echo $? >"$log.code"
       } &
     done
@@ -215,6 +215,14 @@ stage_bench() {
   [ -x build/cuda/bench_kernels ] || { row bench "skipped: not built"; return; }
   timeout 200 build/cuda/bench_kernels --device cuda ${BENCH:+--filter "$BENCH"} --csv "$folder/bench.csv" >"$folder/bench.txt" 2>&1
   must $? "bench_kernels" "$(grep -c , "$folder/bench.csv" 2>/dev/null) rows"
+}
+
+# Not among the default stages: what decides whether to use the library's epilogues.
+stage_epilogues() {
+  make build/cuda/bench_epilogues -j"$(nproc)" >"$folder/epilogues-build.log" 2>&1 && timeout 150 build/cuda/bench_epilogues >"$folder/epilogues.txt" 2>&1
+  local code=$?
+  cat "$folder/epilogues.txt"
+  must $code epilogues "$(grep -c yes "$folder/epilogues.txt") rows"
 }
 
 for stage in $stages; do
