@@ -3,6 +3,7 @@
 // Reading order: main() -> train() -> Training::step(), which is the mathematics of one optimizer step in a page.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -116,13 +117,18 @@ RunMemory take_memory(Arena& arena, Model& model, const RunConfig& config, const
   return memory;
 }
 
-/// What is on its way from the device about a step; read one step late, so that the device never waits for the host.
-struct PendingStep {
-  explicit PendingStep(Backend backend)
-      : began(backend), ended(backend), result(Memory::pinned(backend, sizeof(StepState))) {}
-  StepRecord record;
+/// What comes back from the device about a step. Made once: page-locking and freeing memory wait for the device.
+struct StepResult {
+  explicit StepResult(Backend backend)
+      : began(backend), ended(backend), state(Memory::pinned(backend, sizeof(StepState))) {}
   Event began, ended;
-  Memory result;
+  Memory state;
+};
+
+/// A step on its way; read one step late, so that the device never waits for the host.
+struct PendingStep {
+  StepRecord record;
+  StepResult* result = nullptr;
 };
 
 class Training {
@@ -139,19 +145,20 @@ class Training {
         optimizer_(model, memory.parameters, settings),
         schedule_{schedule_kind(config.schedule), config.lr.value(), config.min_lr_frac,
                   config.warmup_tokens.value(), config.total_tokens()},
-        feed_(ctx, *data.training, config.micro_batch.value()) {
+        feed_(ctx, *data.training, config.micro_batch.value()),
+        results_{StepResult(ctx.backend), StepResult(ctx.backend)} {
     validate(schedule_);
     optimizer_.initialize(ctx, static_cast<uint64_t>(config.seed));
     fill_zero(ctx, memory.acts.state.data, memory.acts.state.bytes());
   }
 
-  /// Queues one optimizer step on the device.
+  /// Queues one optimizer step on the device. The step before the last must have been finished.
   PendingStep step(int64_t number) {
-    PendingStep pending(ctx_.backend);
+    PendingStep pending{{}, &results_[static_cast<size_t>(number) % results_.size()]};
     StepRecord& record = pending.record;
     const int64_t consumed = (number - 1) * plan_.global_batch();
     const auto nominal_tokens = static_cast<double>(config_.tokens_per_step());
-    pending.began.record(ctx_);
+    pending.result->began.record(ctx_);
 
     begin_step(ctx_, memory_.acts);
     const std::vector<MicroBatch> slots = plan_.mine(consumed);
@@ -168,16 +175,17 @@ class Training {
     record.lr = schedule_.at(record.tokens);
     optimizer_.update(ctx_, memory_.acts, record.lr, number, nominal_tokens);
 
-    download(ctx_, pending.result.data(), memory_.acts.state.data, sizeof(StepState));
-    pending.ended.record(ctx_);
+    download(ctx_, pending.result->state.data(), memory_.acts.state.data, sizeof(StepState));
+    pending.result->ended.record(ctx_);
     return pending;
   }
 
   /// Waits for a step and completes its record. A step that was not finite ends the run: nothing of it was applied.
-  StepRecord finish(PendingStep pending) const {
-    pending.ended.wait();
+  StepRecord finish(const PendingStep& pending) const {
+    const StepResult& result = *pending.result;
+    result.ended.wait();
     StepState state;
-    std::memcpy(&state, pending.result.data(), sizeof(state));
+    std::memcpy(&state, result.state.data(), sizeof(state));
     StepRecord record = pending.record;
     if (state.bad_token != 0)
       fail(ExitCode::data, "step ", record.step, ": a token id is not below the vocabulary size of ",
@@ -188,7 +196,7 @@ class Training {
     record.applied = state.halted == 0 && state.skipped == 0;
     record.global_batch = plan_.global_batch();
     record.seq_len = config_.seq_len.value();
-    record.step_ms = pending.ended.ms_since(pending.began);
+    record.step_ms = result.ended.ms_since(result.began);
     record.compute_ms = record.step_ms - record.data_wait_ms;
     record.tokens_per_s = static_cast<double>(config_.tokens_per_step()) / (record.step_ms / 1e3);
     record.tokens_per_s_per_gpu = record.tokens_per_s;
@@ -219,6 +227,7 @@ class Training {
   Optimizer optimizer_;
   Schedule schedule_;
   Feed feed_;
+  std::array<StepResult, 2> results_;
 };
 
 void complete_speed(StepRecord& record, const TokenFlops& flops, const std::optional<Peak>& peak,
@@ -293,7 +302,7 @@ int train(RunConfig config, int argc, char** argv) {
 
   const std::unique_ptr<Device> device =
       Device::open(config.device == DeviceChoice::cuda ? Backend::cuda : Backend::cpu);
-  const Context ctx = device->context();
+  Context ctx = device->context();
   const DeviceInfo info = device->info();
   Model model(model_config, ctx.backend, config.dtype.value());
   OptimizerSettings optimizer;
@@ -347,6 +356,8 @@ int train(RunConfig config, int argc, char** argv) {
   const Memory memory = Memory::on(ctx.backend, planned.used());
   Arena arena(memory.data());
   RunMemory run_memory = take_memory(arena, model, config, optimizer, with_eval);
+  const std::unique_ptr<Graphs> graphs = Graphs::on(ctx);
+  ctx.graphs = graphs.get();
   upload_constants(ctx, model);
   Training training(config, ctx, model, run_memory, optimizer, data);
   std::optional<Feed> eval_feed;
@@ -360,8 +371,8 @@ int train(RunConfig config, int argc, char** argv) {
   options.total_steps = config.steps.value();
   Monitor monitor(options);
 
-  const auto report = [&](PendingStep pending) {
-    StepRecord record = training.finish(std::move(pending));
+  const auto report = [&](const PendingStep& pending) {
+    StepRecord record = training.finish(pending);
     complete_speed(record, flops, peak, planned.used());
     record = monitor.record(record);
     if (!record.applied && record.nan > 0) {
@@ -406,12 +417,12 @@ int train(RunConfig config, int argc, char** argv) {
                            due(*config.sample_every, step);
     StepRecord last;
     while (pending.size() > (stop_here ? 0 : 1)) {
-      last = report(std::move(pending.front()));
+      last = report(pending.front());
       pending.pop_front();
     }
     if (due(*config.eval_every, step) && step < steps) evaluate(last, config.eval_batches);
     if (due(*config.sample_every, step))
-      monitor.note("sample: " + sample_text(ctx, model, training.hooks(), run_memory.sampling,
+      monitor.note("sample: " + sample_text(device->context(), model, training.hooks(), run_memory.sampling,
                                             config.seq_len.value(), static_cast<uint64_t>(step),
                                             on_stories(config)));
     if (due(*config.save_every, step) || step == steps)

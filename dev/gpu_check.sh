@@ -5,7 +5,7 @@
 #
 #   dev/gpu_check.sh FOLDER [STAGE...]
 #
-# Stages: build tests errors sanitize broken determinism recompute parity (or parity-124m, parity-llama) speed bench; all of
+# Stages: build tests errors sanitize broken start graphs determinism recompute parity (or parity-124m, parity-llama) speed bench; all of
 # them when none is named. On request: epilogues, tune. PyTorch's parts are left out, with a word, where python3 has no torch.
 # Models for `speed`: SPEED="gpt2-124m ..." (default: all); rows for `bench`: BENCH=REGEX; tests for `sanitize`: SANITIZE=FILTER.
 set -u
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.." || exit 2
 mkdir -p "$1/logs" && top=$(realpath "$1") || exit 2
 folder=$top/logs
 shift
-stages=${*:-build tests errors sanitize broken determinism recompute parity speed bench}
+stages=${*:-build tests errors sanitize broken start graphs determinism recompute parity speed bench}
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1
@@ -138,6 +138,37 @@ stage_broken() {
 }
 
 m124="--model gpt2-124m --seq-len 1024 --global-batch 64 --micro-batch 64"
+
+# From the command to the end of the first step (its record's time): with an empty cache of algorithms, and with what that run
+# left. The system's own file cache is as it is: run the stage twice to see the second start of a day.
+stage_start() {
+  local tokens kind bar begin seconds
+  tokens=$(data 50257)
+  rm -rf "$work/cache"
+  for kind in cold:20 warm:5; do
+    bar=${kind#*:} kind=${kind%:*}
+    begin=$(date +%s.%N)
+    XDG_CACHE_HOME=$work/cache train "start-$kind" $m124 --data "$tokens" --steps 1 || { must 1 "start $kind"; continue; }
+    seconds=$(python3 -c 'import sys; print(f"{float(sys.argv[2]) - float(sys.argv[1]):.2f}")' "$begin" "$(stat -c %.Y "$work/start-$kind/metrics.jsonl")")
+    python3 -c 'import sys; sys.exit(float(sys.argv[1]) > float(sys.argv[2]))' "$seconds" "$bar"
+    must $? "start to first step, 124M, $kind" "$seconds s (bar $bar), step 1 took $(median "$folder/start-$kind.jsonl" step_ms 0) ms"
+  done
+}
+
+# Layers as graphs and launch by launch: the same bits, and what it is worth where kernels are short.
+stage_graphs() {
+  local tokens batch graphs
+  tokens=$(data 50257)
+  for batch in 1 4 16 64; do
+    for graphs in 0 1; do
+      KINOE_GRAPHS=$graphs train "graphs-$batch-$graphs" --model gpt2-124m --seq-len 1024 --data "$tokens" \
+        --micro-batch $batch --global-batch $((2 * batch)) --steps 30
+    done
+    [ "$(hashes "$work/graphs-$batch-0")" = "$(hashes "$work/graphs-$batch-1")" ]
+    must $? "graphs, 124M, mb $batch x 2" "$(median "$folder/graphs-$batch-0.jsonl" tokens_per_s 5) tok/s without, $(median "$folder/graphs-$batch-1.jsonl" tokens_per_s 5) with"
+  done
+}
+
 stage_determinism() {
   train once $m124 --data "$(data 50257)" --steps 50 && train twice $m124 --data "$(data 50257)" --steps 50
   [ $? -eq 0 ] && [ "$(hashes "$work/once")" = "$(hashes "$work/twice")" ]

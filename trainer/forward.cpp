@@ -101,15 +101,18 @@ void forward(const Context& ctx, const Model& model, Activations& acts, LayerHoo
   Tensor branch;  // the MLP output of the layer before, not yet added to the stream
   for (int64_t l = 0; l < model.config.layers; ++l) {
     const int bucket = ParameterTable::layer_bucket(l);
-    const LayerTensors weights = table.layer(hooks.weights.acquire(bucket));
+    const Tensor memory = hooks.weights.acquire(bucket);
+    const LayerTensors weights = table.layer(memory);
     const LayerPass layer{ctx, model, weights, acts.layers[static_cast<size_t>(l)], acts};
-    layer.norm1(stream, branch);
-    layer.attention();
-    layer.attention_output();
-    layer.norm2(acts.branch);
-    layer.mlp_input();
-    layer.activate();
-    layer.mlp_output();
+    queue(ctx, acts, {.kind = Piece::forward_layer, .layer = l, .buckets = {memory.data}}, [&] {
+      layer.norm1(stream, branch);
+      layer.attention();
+      layer.attention_output();
+      layer.norm2(acts.branch);
+      layer.mlp_input();
+      layer.activate();
+      layer.mlp_output();
+    });
     hooks.weights.release(bucket);
     stream = layer.x.residual2;
     branch = acts.branch;
@@ -153,19 +156,21 @@ void head_loss(const Context& ctx, const Model& model, Activations& acts, LayerH
   const HeadMatrix matrix(model, hooks);
   const int64_t n = acts.normed.rows();
   const Tensor targets = acts.batch.targets.view({n});
-  for (int64_t first = 0; first < n; first += acts.shape.head_rows) {
-    const int64_t rows = std::min(acts.shape.head_rows, n - first);
-    const Tensor logits = acts.logits.slice(0, rows);
-    matmul_forward(ctx, {logits, acts.normed.slice(first, rows), matrix.tensor, {}, WeightLayout::out_in});
-    cross_entropy(ctx, {.logits = logits,
-                        .targets = targets.slice(first, rows),
-                        .losses = acts.losses.slice(first, rows),
-                        .vocab_size = model.config.vocab_size,
-                        .d_loss = 0,
-                        .with_gradient = false,
-                        .bad_target = acts.bad_token});
-  }
-  loss_sum(ctx, {acts.loss_sum, acts.target_tokens, acts.losses, targets});
+  queue(ctx, acts, {.kind = Piece::head_loss, .buckets = {matrix.tensor.data}}, [&] {
+    for (int64_t first = 0; first < n; first += acts.shape.head_rows) {
+      const int64_t rows = std::min(acts.shape.head_rows, n - first);
+      const Tensor logits = acts.logits.slice(0, rows);
+      matmul_forward(ctx, {logits, acts.normed.slice(first, rows), matrix.tensor, {}, WeightLayout::out_in});
+      cross_entropy(ctx, {.logits = logits,
+                          .targets = targets.slice(first, rows),
+                          .losses = acts.losses.slice(first, rows),
+                          .vocab_size = model.config.vocab_size,
+                          .d_loss = 0,
+                          .with_gradient = false,
+                          .bad_target = acts.bad_token});
+    }
+    loss_sum(ctx, {acts.loss_sum, acts.target_tokens, acts.losses, targets});
+  });
 }
 
 Tensor head_logits(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,

@@ -116,7 +116,9 @@ int eval(EvalConfig config) {
   for (const std::string& warning : dataset.warnings())
     std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
 
-  const Context ctx = loaded.device->context();
+  Context ctx = loaded.device->context();
+  const std::unique_ptr<Graphs> graphs = Graphs::on(ctx);
+  ctx.graphs = graphs.get();
   const int64_t rows = config.micro_batch.value();
   const WorkShape shape{.batch = rows,
                         .length = options.seq_len,

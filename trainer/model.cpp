@@ -1,6 +1,7 @@
 #include "trainer/model.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 
 #include "kernels/attention.h"
@@ -136,6 +137,27 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
 
 void begin_step(const Context& ctx, const Activations& acts) {
   fill_zero(ctx, acts.state.data, offsetof(StepState, halted));
+}
+
+GraphKey graph_key(const Activations& acts, const Piece& piece) {
+  const auto word = [](const auto value) { return static_cast<uint64_t>(value); };
+  const auto address = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); };
+  const WorkShape& s = acts.shape;
+  // Where the activations begin and their shape give the address of every tensor in them: see take_activations.
+  return {word(piece.kind),
+          word(piece.layer),
+          word(piece.accumulate) | word(piece.accumulate_embedding) << 1 | word(s.training) << 2 |
+              word(s.recompute) << 3,
+          std::bit_cast<uint64_t>(piece.nominal_tokens),
+          address(acts.batch.tokens.data),
+          address(acts.state.data),
+          word(s.batch),
+          word(s.length),
+          word(s.head_rows),
+          address(piece.buckets[0]),
+          address(piece.buckets[1]),
+          address(piece.buckets[2]),
+          address(piece.buckets[3])};
 }
 
 }  // namespace kinoe

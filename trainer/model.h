@@ -1,10 +1,12 @@
 // The model in memory: what a forward pass leaves for the backward pass, and what both work in.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "kernels/common/arena.h"
 #include "kernels/common/device.h"
+#include "kernels/common/graphs.h"
 #include "kernels/matmul.h"
 #include "trainer/model_config.h"
 #include "trainer/parameters.h"
@@ -105,5 +107,28 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
 
 /// Clears the sums of acts.state for a new step or evaluation; `halted` stays.
 void begin_step(const Context& ctx, const Activations& acts);
+
+/// A part of a pass that is queued as one where ctx has graphs, and everything in which two calls of it may differ beside the
+/// activations they work in. The hooks are called around a piece, never in one: under sharding they communicate.
+struct Piece {
+  enum Kind : uint8_t { forward_layer, head_loss, backward_head, backward_layer, backward_embedding };
+  Kind kind = forward_layer;
+  int64_t layer = 0;
+  std::array<const void*, 4> buckets{};  // of weights and gradients
+  bool accumulate = false;
+  bool accumulate_embedding = false;
+  double nominal_tokens = 0;
+};
+
+GraphKey graph_key(const Activations& acts, const Piece& piece);
+
+/// Queues `work`, the launches of `piece`.
+template <class Work>
+void queue(const Context& ctx, const Activations& acts, const Piece& piece, const Work& work) {
+  if (ctx.graphs == nullptr)
+    work();
+  else
+    ctx.graphs->run(graph_key(acts, piece), work);
+}
 
 }  // namespace kinoe

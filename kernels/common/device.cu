@@ -42,7 +42,7 @@ class GpuDevice final : public Device {
   GpuDevice(const GpuDevice&) = delete;
   GpuDevice& operator=(const GpuDevice&) = delete;
 
-  [[nodiscard]] Context context() const override { return {Backend::cuda, stream_, blas_.get()}; }
+  [[nodiscard]] Context context() const override { return {Backend::cuda, stream_, blas_.get(), nullptr}; }
   [[nodiscard]] DeviceInfo info() const override { return gpu_info(index_); }
   [[nodiscard]] std::string gemm_key() const override { return cat(info().name, ", ", BlasLt::version()); }
   [[nodiscard]] std::vector<GemmChoice> gemm_choices() const override { return blas_->choices(); }

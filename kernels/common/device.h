@@ -21,6 +21,7 @@ namespace kinoe {
 enum class Backend : uint8_t { cpu, cuda };
 
 class BlasLt;  // kernels/common/cublaslt.h: pinned GEMM algorithms of one stream
+class Graphs;  // kernels/common/graphs.h: launches recorded for repetition
 
 /// Passed by value to every operation. On the CPU calls return when the work is done; on the GPU they are queued on
 /// `stream` and nothing in an operation waits.
@@ -28,6 +29,7 @@ struct Context {
   Backend backend = Backend::cpu;
   void* stream = nullptr;  // cudaStream_t
   BlasLt* blas = nullptr;
+  Graphs* graphs = nullptr;  // set by who owns the memory that operations work in; null: launch by launch
 };
 
 struct DeviceInfo {

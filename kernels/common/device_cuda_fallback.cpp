@@ -1,6 +1,7 @@
 // What device.h says about GPUs in a build without CUDA: there are none, and asking for one is an error that says
 // how to get a build that has them. Left out of the build when device.cu is in it.
 #include "kernels/common/device_cuda.h"
+#include "kernels/common/graphs.h"
 
 namespace kinoe {
 
@@ -37,6 +38,8 @@ void destroy_event(void* /*event*/) noexcept {}
 void record_event(const Context& /*ctx*/, void* /*event*/) { no_cuda(); }
 void wait_event(void* /*event*/) { no_cuda(); }
 double event_ms_between(void* /*start*/, void* /*end*/) { no_cuda(); }
+
+std::unique_ptr<Recorder> make_recorder(const Context& /*ctx*/) { no_cuda(); }
 
 }  // namespace cuda
 
