@@ -110,6 +110,7 @@ TEST(Graphs, KeysTellApartWhatALaunchDependsOn) {
   expect_another("length", [](Activations& a, Piece&) { a.shape.length = 2; });
   expect_another("light", [](Activations& a, Piece&) { a.shape.recompute = Recompute::light; });
   expect_another("block", [](Activations& a, Piece&) { a.shape.recompute = Recompute::block; });
+  expect_another("documents", [](Activations& a, Piece&) { a.shape.document_mask = true; });
   expect_another("inference", [](Activations& a, Piece&) { a.shape.training = false; });
   expect_another("head rows", [](Activations& a, Piece&) { a.shape.head_rows = 2; });
   expect_another("tokens", [&](Activations& a, Piece&) { a.batch.tokens.data = at(7); });

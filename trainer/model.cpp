@@ -147,7 +147,7 @@ GraphKey graph_key(const Activations& acts, const Piece& piece) {
   return {word(piece.kind),
           word(piece.layer),
           word(piece.accumulate) | word(piece.accumulate_embedding) << 1 | word(s.training) << 2 |
-              word(s.recompute) << 3,
+              word(s.document_mask) << 3 | word(s.recompute) << 4,
           std::bit_cast<uint64_t>(piece.nominal_tokens),
           address(acts.batch.tokens.data),
           address(acts.state.data),
