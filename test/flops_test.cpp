@@ -26,8 +26,14 @@ TEST(Flops, KnownGpusHaveAPeakAndOthersHaveNone) {
   EXPECT_NEAR(peak_flops("NVIDIA H100 PCIe", DType::bf16)->flops, 756.4e12, 1e9);
   EXPECT_NEAR(peak_flops("NVIDIA H100 80GB HBM3", DType::bf16)->flops, 989.4e12, 1e9);
   EXPECT_NEAR(peak_flops("NVIDIA A100-SXM4-40GB", DType::f32)->flops, 19.5e12, 1e9);
-  EXPECT_FALSE(peak_flops("NVIDIA Z9000", DType::bf16).has_value());
-  EXPECT_FALSE(peak_flops("", DType::bf16).has_value());
+  EXPECT_NEAR(peak_flops("NVIDIA H200 NVL", DType::bf16)->flops, 835.5e12, 1e9);
+  EXPECT_NEAR(peak_flops("NVIDIA GeForce RTX 4090", DType::bf16)->flops, 165.2e12, 1e9);
+  EXPECT_NE(peak_flops("NVIDIA GH200 480GB", DType::bf16)->source.find("GH200 data sheet"),
+            std::string::npos);
+  for (const char* other : {"NVIDIA Z9000", "", "NVIDIA RTX A4000", "NVIDIA H800 PCIe", "NVIDIA A100X",
+                            "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti",
+                            "NVIDIA H100 80GB HBM3 MIG 1g.10gb"})
+    EXPECT_FALSE(peak_flops(other, DType::bf16).has_value()) << other;
 }
 
 }  // namespace

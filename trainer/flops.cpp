@@ -1,3 +1,4 @@
+// Model FLOPs from the operations' own cost functions, and the table of peaks.
 #include "trainer/flops.h"
 
 #include <array>
@@ -24,9 +25,9 @@ TokenFlops training_flops(const ModelConfig& m, int64_t length) {
 namespace {
 
 struct GpuPeak {
-  std::string_view name;  // a part of the driver's name; the first match wins
-  double bf16;            // dense, fp32 accumulation
-  double fp32;            // outside the matrix units
+  std::string_view model;  // as the driver's name has it
+  double bf16;             // dense, fp32 accumulation
+  double fp32;             // outside the matrix units
   std::string_view source;
 };
 
@@ -48,11 +49,24 @@ constexpr std::array<GpuPeak, 14> kPeaks{{
     {"RTX 3090", 71.2, 35.6, "Ampere GA102 white paper"},
 }};
 
+/// Whether a driver's name is that of a model: "NVIDIA " or "NVIDIA GeForce ", the model, and then nothing, a form factor
+/// ("-SXM4-80GB") or a memory size (" 80GB HBM3"). Any other word behind it is another model with other rates ("RTX 4090
+/// Laptop GPU", "RTX 3090 Ti"), and a slice of a GPU (MIG) has no peak of its own.
+bool is_model(std::string_view name, std::string_view model) {
+  const size_t at = name.find(model);
+  if (at == std::string_view::npos || (at > 0 && name[at - 1] != ' ') ||
+      name.find(" MIG ") != std::string_view::npos)
+    return false;
+  const std::string_view rest = name.substr(at + model.size());
+  return rest.empty() || rest[0] == '-' ||
+         (rest.size() > 1 && rest[0] == ' ' && rest[1] >= '0' && rest[1] <= '9');
+}
+
 }  // namespace
 
 std::optional<Peak> peak_flops(const std::string& gpu_name, DType compute) {
   for (const GpuPeak& gpu : kPeaks) {
-    if (gpu_name.find(gpu.name) == std::string::npos) continue;
+    if (!is_model(gpu_name, gpu.model)) continue;
     const double tera = compute == DType::bf16 ? gpu.bf16 : gpu.fp32;
     return Peak{tera * 1e12, cat(tera, " TFLOP/s dense ", name_of(compute), " (", gpu.source, ")")};
   }

@@ -26,7 +26,7 @@ struct Peak {
   std::string source;  // what is being divided by, for the reader
 };
 
-/// By the name the driver gives; absent when the GPU is not in the table: the figure is then "unknown".
+/// By the name the driver gives; absent when that very model is not in the table: the figure is then "unknown".
 std::optional<Peak> peak_flops(const std::string& gpu_name, DType compute);
 
 }  // namespace kinoe
