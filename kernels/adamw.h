@@ -24,16 +24,15 @@ struct StepState {
   int64_t bad_token = 0;      // from embedding and cross-entropy: 1 + index, 0 = none
   uint64_t weights_hash = 0;  // added to by adamw
   float grad_scale = 0;       // nominal / true tokens, times the clip factor
-  int32_t halted =
-      0;  // sticky: a non-finite or bad step was seen; updates are no-ops until the host clears it
-  int32_t skipped = 0;  // this step had no target token: update not applied, not sticky
+  int32_t halted = 0;         // sticky: a step was not finite, or bad; no updates until the host clears it
+  int32_t skipped = 0;        // this step had no target token: update not applied, not sticky
   int32_t padding = 0;
 };
 
 /// Derives grad_scale, grad_norm, halted and skipped from the reduced loss and the raw gradient norm.
 struct StepGate {
-  Tensor state;  // [sizeof(StepState) / 4] int32: one StepState; loss_sum, target_tokens, bad_token are set
-  Tensor raw_norm;  // [1] fp64: norm of the gradients as accumulated, i.e. of sum(loss) / nominal_tokens
+  Tensor state;               // one StepState as int32; loss_sum, target_tokens, bad_token are set
+  Tensor raw_norm;            // [1] fp64: norm of the gradients as accumulated: of sum(loss) / nominal_tokens
   double nominal_tokens = 0;  // the divisor used in the backward pass
   double grad_clip = 0;       // 0: no clipping
 };
@@ -54,30 +53,16 @@ struct AdamW {
   Tensor v;          // [n] the type of m
   Tensor gradients;  // [n] fp32 (or fp64)
   Tensor weights;    // [n] bf16, or absent when the masters are the weights
-  Tensor
-      segments;  // [count * sizeof(AdamWSegment) / 4] int32: AdamWSegment[count], sorted, in memory of the backend
+  Tensor segments;   // AdamWSegment[segment_count] as int32: sorted, disjoint, in the backend's memory
   int64_t segment_count = 0;
-  Tensor state;  // one StepState; grad_scale, halted, skipped are read, weights_hash is added to
+  Tensor state;  // one StepState as int32; grad_scale, halted, skipped are read, weights_hash is added to
   float lr = 0;
   float beta1 = 0;
   float beta2 = 0;
   float eps = 0;
   int64_t t = 0;               // 1 for the first applied update
   uint64_t rounding_seed = 0;  // stochastic rounding of bf16 m and v: see rounding_word
-  Tensor scratch;              // adamw_scratch_bytes() bytes as int32; absent when that is 0
 };
-
-namespace cpu {
-size_t adamw_scratch_bytes(int64_t n);
-}
-namespace cuda {
-/// None: the hash is a wrapping integer sum, so it is added to the state atomically in any order.
-inline constexpr size_t adamw_scratch_bytes(int64_t) { return 0; }
-}  // namespace cuda
-
-inline size_t adamw_scratch_bytes(Backend backend, int64_t n) {
-  return backend == Backend::cuda ? cuda::adamw_scratch_bytes(n) : cpu::adamw_scratch_bytes(n);
-}
 
 /// Throws unless types and shapes are as stated above; both backends call it first.
 void check(const StepGate& args);
@@ -86,6 +71,7 @@ void check(const AdamW& args);
 KINOE_OPERATION(step_gate, StepGate)
 KINOE_OPERATION(adamw, AdamW)
 
+/// One element's part of the hash of all masters.
 KINOE_HD inline uint64_t master_hash(uint64_t tensor_key, int64_t index, uint32_t bits) {
   return mix64(mix64(tensor_key + static_cast<uint64_t>(index)) + bits);
 }

@@ -157,8 +157,6 @@ void run(const AdamW& a) {
 
 }  // namespace
 
-size_t cpu::adamw_scratch_bytes(int64_t /*n*/) { return 0; }
-
 void cpu::step_gate(const Context& /*ctx*/, const StepGate& args) {
   check(args);
   auto& state = *static_cast<StepState*>(args.state.data);

@@ -8,17 +8,6 @@ namespace {
 
 const Context kCpu;
 
-/// Two tensors, the first cut in two, with padding before, between and after; short ranges are one tensor. Logical
-/// indices begin at 1000 and at 0, so that they meet multiples of 4 at other places than the flat range does.
-std::vector<AdamWSegment> few_segments(int64_t n) {
-  const uint64_t a = stable_key("a.weight"), b = stable_key("b.bias");
-  if (n < 20) return {{.begin = 0, .end = n, .tensor_key = a, .first_index = 5, .weight_decay = 0.1F}};
-  const int64_t third = n / 3;
-  return {{.begin = 2, .end = third, .tensor_key = a, .first_index = 1000, .weight_decay = 0.1F},
-          {.begin = third, .end = third + 4, .tensor_key = a, .first_index = 7, .weight_decay = 0.1F},
-          {.begin = third + 9, .end = n - 1, .tensor_key = b, .first_index = 0, .weight_decay = 0}};
-}
-
 /// Segments of 0 to 40 elements with gaps of 0 to 3: a block meets hundreds of them.
 std::vector<AdamWSegment> many_segments(int64_t n, Random& random) {
   std::vector<AdamWSegment> list;
@@ -55,21 +44,8 @@ struct Problem {
     const TensorOn w = shape.bf16_weights ? TensorOn(ctx, DType::bf16, {shape.n}) : TensorOn();
     const TensorOn list = TensorOn::structs(ctx, segments),
                    status = TensorOn::structs<StepState>(ctx, {state});
-    adamw(ctx, {p,
-                m_on,
-                v_on,
-                g,
-                w,
-                list,
-                static_cast<int64_t>(segments.size()),
-                status,
-                lr,
-                beta1,
-                beta2,
-                eps,
-                t,
-                seed,
-                {}});
+    adamw(ctx, {p, m_on, v_on, g, w, list, static_cast<int64_t>(segments.size()), status, lr, beta1, beta2,
+                eps, t, seed});
     g.expect_unchanged("gradients");
     list.expect_unchanged("segments");
     return {{"masters", p}, {"m", m_on}, {"v", v_on}, {"weights", w}, {"state", status}};
@@ -140,7 +116,7 @@ TEST(AdamWGpu, EqualsTheCpuAtAllShapes) {
   Precision precision("adamw", DType::f32);
   for (const AdamWCase& c : cases_for(adamw_cases(), kCompare)) {
     SCOPED_TRACE(c.label());
-    expect_equals_cpu(Problem(c, few_segments(c.n), random), device->context(), precision);
+    expect_equals_cpu(Problem(c, adamw_segments(c.n), random), device->context(), precision);
   }
 }
 
@@ -162,7 +138,7 @@ TEST(AdamWGpu, StochasticRoundingIsTheCpusBitForBit) {
   Random random;
   const AdamWCase c{kCompare, 50000, true, true};
   for (const bool many : {false, true}) {
-    Problem p(c, many ? many_segments(c.n, random) : few_segments(c.n), random);
+    Problem p(c, many ? many_segments(c.n, random) : adamw_segments(c.n), random);
     p.beta1 = p.beta2 = 0.5F;
     for (double& g : p.gradients) g = std::nearbyint(g * 256) / 256;
     const Outputs actual = p.run(device->context()), exact = p.run(kCpu);
@@ -177,7 +153,7 @@ TEST(AdamWGpu, HaltedAndSkippedStepsChangeNothingButTheHash) {
   KINOE_GPU_OR_SKIP(device);
   Random random;
   for (const bool halted : {false, true}) {
-    Problem p({kCompare, 100003, true, true}, few_segments(100003), random);
+    Problem p({kCompare, 100003, true, true}, adamw_segments(100003), random);
     p.gradients[50] = std::nan("");
     p.state.halted = halted ? 1 : 0;
     p.state.skipped = halted ? 0 : 1;
@@ -195,27 +171,14 @@ TEST(AdamWGpu, AddressesThatAllowNoVectors) {
   const Context gpu = device->context();
   Random random;
   const int64_t n = 20000;
-  const Problem p({kCompare, n, true, true}, few_segments(n), random);
+  const Problem p({kCompare, n, true, true}, adamw_segments(n), random);
   const ShiftedTensor masters(gpu, DType::f32, {n}, 1, p.masters), m(gpu, DType::bf16, {n}, 1, p.m),
       v(gpu, DType::bf16, {n}, 1, p.v), g(gpu, DType::f32, {n}, 1, p.gradients),
       w(gpu, DType::bf16, {n}, 1, p.masters);
   const TensorOn list = TensorOn::structs(gpu, p.segments),
                  status = TensorOn::structs<StepState>(gpu, {p.state});
-  adamw(gpu, {masters,
-              m,
-              v,
-              g,
-              w,
-              list,
-              static_cast<int64_t>(p.segments.size()),
-              status,
-              p.lr,
-              p.beta1,
-              p.beta2,
-              p.eps,
-              3,
-              99,
-              {}});
+  adamw(gpu, {masters, m, v, g, w, list, static_cast<int64_t>(p.segments.size()), status, p.lr, p.beta1,
+              p.beta2, p.eps, 3, 99});
   const Outputs aligned = p.run(gpu);
   expect_close("masters", masters.values(), aligned[0].tensor.values(), {0, 0, 0});
   expect_close("m", m.values(), aligned[1].tensor.values(), {0, 0, 0});
@@ -226,7 +189,7 @@ TEST(AdamWGpu, AddressesThatAllowNoVectors) {
 TEST(AdamWGpu, Repeats) {
   KINOE_GPU_OR_SKIP(device);
   Random random;
-  const Problem p({kCompare, 3000001, true, true}, few_segments(3000001), random);
+  const Problem p({kCompare, 3000001, true, true}, adamw_segments(3000001), random);
   expect_repeats(
       "adamw", [&] { return p.run(device->context()); }, 3);
 }
@@ -244,7 +207,7 @@ TEST(AdamWGpu, MoreThanTwoToThe31Elements) {
       v(gpu, DType::bf16, {kN}, p.v), g(gpu, DType::f32, {kN}, p.gradients), w(gpu, DType::bf16, {kN});
   const TensorOn segments = TensorOn::structs(gpu, list),
                  status = TensorOn::structs<StepState>(gpu, {p.state});
-  adamw(gpu, {masters, m, v, g, w, segments, 1, status, p.lr, p.beta1, p.beta2, p.eps, 3, 99, {}});
+  adamw(gpu, {masters, m, v, g, w, segments, 1, status, p.lr, p.beta1, p.beta2, p.eps, 3, 99});
 
   for (const int64_t begin : {int64_t{0}, (int64_t{1} << 31) - kTail / 2, kN - kTail}) {
     SCOPED_TRACE(cat("from element ", begin));

@@ -12,22 +12,11 @@ namespace {
 
 const Context kCpu;
 
-/// A range of n elements: two tensors, the first cut in two pieces (as a rank's share is), padding before, between and
-/// after; short ranges are one tensor.
-std::vector<AdamWSegment> segments_of(int64_t n) {
-  const uint64_t a = stable_key("a.weight"), b = stable_key("b.bias");
-  if (n < 20) return {{.begin = 0, .end = n, .tensor_key = a, .first_index = 5, .weight_decay = 0.1F}};
-  const int64_t third = n / 3;
-  return {{.begin = 2, .end = third, .tensor_key = a, .first_index = 1000, .weight_decay = 0.1F},
-          {.begin = third, .end = third + 4, .tensor_key = a, .first_index = 7, .weight_decay = 0.1F},
-          {.begin = third + 9, .end = n - 1, .tensor_key = b, .first_index = 0, .weight_decay = 0}};
-}
-
 struct Problem {
   Problem(const AdamWCase& c, DType scalar, Random& random)
       : shape(c),
         type(scalar),
-        segments(segments_of(c.n)),
+        segments(adamw_segments(c.n)),
         masters(kCpu, type, {c.n}, random.normal(c.n)),
         m(kCpu, moment_type(), {c.n}, random.normal(c.n, 0.1, DType::bf16)),
         v(kCpu, moment_type(), {c.n}, random.uniform(c.n, 0, 0.1, DType::bf16)),
@@ -44,9 +33,8 @@ struct Problem {
     const TensorOn list = TensorOn::structs(kCpu, segments),
                    status = TensorOn::structs<StepState>(kCpu, {state});
     const auto count = static_cast<int64_t>(segments.size());
-    cpu::adamw(
-        kCpu,
-        {masters, m, v, gradients, weights, list, count, status, kLr, kBeta1, kBeta2, kEps, t, seed, {}});
+    cpu::adamw(kCpu,
+               {masters, m, v, gradients, weights, list, count, status, kLr, kBeta1, kBeta2, kEps, t, seed});
     gradients.expect_unchanged("gradients");
     list.expect_unchanged("segments");
     return status.raw<StepState>()[0];

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/adamw.h"
 #include "kernels/common/check.h"
 #include "kernels/matmul.h"
 
@@ -295,6 +296,18 @@ struct AdamWCase {
     return cat("adamw n=", n, bf16_moments ? " bf16 moments" : "", bf16_weights ? " bf16 weights" : "");
   }
 };
+
+/// A range of n elements: two tensors, the first cut in two pieces (as a rank's share is), padding before, between and
+/// after; short ranges are one tensor. Logical indices begin at 1000 and at 0, so that they meet multiples of 4 at other
+/// places than the flat range does.
+inline std::vector<AdamWSegment> adamw_segments(int64_t n) {
+  const uint64_t a = stable_key("a.weight"), b = stable_key("b.bias");
+  if (n < 20) return {{.begin = 0, .end = n, .tensor_key = a, .first_index = 5, .weight_decay = 0.1F}};
+  const int64_t third = n / 3;
+  return {{.begin = 2, .end = third, .tensor_key = a, .first_index = 1000, .weight_decay = 0.1F},
+          {.begin = third, .end = third + 4, .tensor_key = a, .first_index = 7, .weight_decay = 0.1F},
+          {.begin = third + 9, .end = n - 1, .tensor_key = b, .first_index = 0, .weight_decay = 0}};
+}
 
 inline std::vector<AdamWCase> adamw_cases() {
   std::vector<AdamWCase> cases;

@@ -25,8 +25,6 @@ ParameterMemory take_parameters(Arena& arena, const Model& model, const Optimize
                           {p.segment_count * static_cast<int64_t>(sizeof(AdamWSegment) / sizeof(int32_t))});
   p.partials = arena.take("optimizer", DType::f64, {n / kChunk});
   p.raw_norm = arena.take("optimizer", DType::f64, {1});
-  const size_t scratch = adamw_scratch_bytes(model.backend, n);
-  if (scratch > 0) p.scratch = arena.take("optimizer", DType::i32, {static_cast<int64_t>((scratch + 3) / 4)});
   return p;
 }
 
@@ -83,8 +81,7 @@ void Optimizer::update(const Context& ctx, const Activations& acts, double lr, i
               .beta2 = settings_.beta2,
               .eps = settings_.eps,
               .t = update,
-              .rounding_seed = mix64(settings_.seed + static_cast<uint64_t>(update)),
-              .scratch = memory_.scratch});
+              .rounding_seed = mix64(settings_.seed + static_cast<uint64_t>(update))});
 }
 
 }  // namespace kinoe

@@ -24,7 +24,6 @@ struct ParameterMemory {
   Tensor segments;   // AdamWSegment[]
   Tensor partials;   // of the gradient norm
   Tensor raw_norm;   // [1] fp64
-  Tensor scratch;
   int64_t segment_count = 0;
 };
 

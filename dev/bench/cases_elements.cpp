@@ -13,7 +13,6 @@
 namespace kinoe::bench {
 namespace {
 
-constexpr double kGradient = 1e-3;
 constexpr int64_t kFirstElements = 4096;  // compared, of a flat range
 
 Prepared prepare_gelu_forward(Workspace& w, DType type, const optest::ActivationCase& c) {
@@ -31,7 +30,7 @@ Prepared prepare_gelu_forward(Workspace& w, DType type, const optest::Activation
 
 Prepared prepare_gelu_backward(Workspace& w, DType type, const optest::ActivationCase& c) {
   const GeluBackward a = {.dx = w.output(type, {c.rows, c.columns}),
-                          .d_out = w.random(type, {c.rows, c.columns}, normal(kGradient)),
+                          .d_out = w.random(type, {c.rows, c.columns}, kGradients),
                           .x = w.random(type, {c.rows, c.columns})};
   const auto run = [&w, a] { gelu_backward(w.context(), a); };
   const auto error = [&w, a, run] {
@@ -58,7 +57,7 @@ Prepared prepare_swiglu_forward(Workspace& w, DType type, const optest::Activati
 
 Prepared prepare_swiglu_backward(Workspace& w, DType type, const optest::ActivationCase& c) {
   const SwigluBackward a = {.d_gate_up = w.output(type, {c.rows, 2 * c.columns}),
-                            .d_out = w.random(type, {c.rows, c.columns}, normal(kGradient)),
+                            .d_out = w.random(type, {c.rows, c.columns}, kGradients),
                             .gate_up = w.random(type, {c.rows, 2 * c.columns})};
   const auto run = [&w, a] { swiglu_backward(w.context(), a); };
   const auto error = [&w, a, run] {
@@ -107,10 +106,10 @@ AdamW adamw_arguments(Workspace& w, const optest::AdamWCase& c) {
       {.begin = 0, .end = c.n, .tensor_key = stable_key("bench"), .first_index = 0, .weight_decay = 0.1F}};
   StepState state;
   state.grad_scale = 1;
-  return {.masters = w.watched(w.random(DType::f32, {c.n}, normal(0.02))),
-          .m = w.watched(w.random(moments, {c.n}, normal(kGradient))),
+  return {.masters = w.watched(w.random(DType::f32, {c.n}, kWeights)),
+          .m = w.watched(w.random(moments, {c.n}, kGradients)),
           .v = w.watched(w.random(moments, {c.n}, uniform(0.5e-6, 1.5e-6))),
-          .gradients = w.random(DType::f32, {c.n}, normal(kGradient)),
+          .gradients = w.random(DType::f32, {c.n}, kGradients),
           .weights = c.bf16_weights ? w.output(DType::bf16, {c.n}) : Tensor{},
           .segments = w.structs(segments),
           .segment_count = 1,
@@ -120,8 +119,7 @@ AdamW adamw_arguments(Workspace& w, const optest::AdamWCase& c) {
           .beta2 = 0.95F,
           .eps = 1e-8F,
           .t = 1000,
-          .rounding_seed = 1,
-          .scratch = w.scratch(adamw_scratch_bytes(w.context().backend, c.n))};
+          .rounding_seed = 1};
 }
 
 Prepared prepare_adamw(Workspace& w, const optest::AdamWCase& c) {
@@ -135,7 +133,6 @@ Prepared prepare_adamw(Workspace& w, const optest::AdamWCase& c) {
         {.begin = 0, .end = n, .tensor_key = stable_key("bench"), .first_index = 0, .weight_decay = 0.1F}};
     std::vector<int32_t> state = read_ints(w, a.state, a.state.size());
     run();
-    HostScratch scratch(adamw_scratch_bytes(Backend::cpu, n));
     AdamW twin = a;
     twin.masters = masters.flat();
     twin.m = m.flat();
@@ -144,7 +141,6 @@ Prepared prepare_adamw(Workspace& w, const optest::AdamWCase& c) {
     twin.weights = {};
     twin.segments = {segment.data(), DType::i32, {static_cast<int64_t>(sizeof(AdamWSegment) / 4)}};
     twin.state = {state.data(), DType::i32, {static_cast<int64_t>(state.size())}};
-    twin.scratch = scratch.tensor();
     adamw({}, twin);
     return worst({leading(a.masters).error_against(masters), leading(a.m).error_against(m),
                   leading(a.v).error_against(v), a.weights ? leading(a.weights).error_against(masters) : 0});
@@ -154,7 +150,7 @@ Prepared prepare_adamw(Workspace& w, const optest::AdamWCase& c) {
 
 Prepared prepare_norm_partials(Workspace& w, int64_t n) {
   const NormPartials a = {.partials = w.output(DType::f64, {(n + kChunk - 1) / kChunk}),
-                          .gradients = w.random(DType::f32, {n}, normal(kGradient))};
+                          .gradients = w.random(DType::f32, {n}, kGradients)};
   const auto run = [&w, a] { norm_partials(w.context(), a); };
   const auto error = [&w, a, run] {
     run();

@@ -9,9 +9,6 @@
 namespace kinoe::bench {
 namespace {
 
-constexpr double kGradient = 1e-3;
-constexpr Distribution kWeights = normal(0.02);
-
 // ---- The linear layer ---------------------------------------------------------------------------------------------
 
 // The compared part is a corner of the result, which needs strips of both factors.
@@ -53,7 +50,7 @@ Prepared prepare_matmul_forward(Workspace& w, DType type, const optest::MatmulCa
 
 Prepared prepare_matmul_dgrad(Workspace& w, DType type, const optest::MatmulCase& c) {
   const MatmulDgrad a = {.dx = w.output(type, {c.rows, c.inputs}),
-                         .dy = w.random(type, {c.rows, c.outputs}, normal(kGradient)),
+                         .dy = w.random(type, {c.rows, c.outputs}, kGradients),
                          .weight = weight_of(w, type, c),
                          .layout = c.layout};
   const auto run = [&w, a] { matmul_dgrad(w.context(), a); };
@@ -72,7 +69,7 @@ Prepared prepare_matmul_wgrad(Workspace& w, DType type, const optest::MatmulCase
   const MatmulWgrad a = {
       .d_weight = w.output(DType::f32, {out_in ? c.outputs : c.inputs, out_in ? c.inputs : c.outputs}),
       .d_bias = c.bias ? w.output(DType::f32, {c.outputs}) : Tensor{},
-      .dy = w.random(type, {c.rows, c.outputs}, normal(kGradient)),
+      .dy = w.random(type, {c.rows, c.outputs}, kGradients),
       .x = w.random(type, {c.rows, c.inputs}),
       .layout = c.layout,
       .scratch = w.scratch(matmul_wgrad_scratch_bytes(w.context().backend, c.rows, c.outputs, c.bias))};
@@ -148,7 +145,7 @@ Prepared prepare_attention_backward(Workspace& w, DType type, const optest::Atte
   attention_forward(w.context(), forward);
   const AttentionBackward a = {
       .d_qkv = w.output(type, {c.batch, c.length, forward.qkv.columns()}),
-      .d_out = w.random(type, {c.batch, c.length, forward.out.columns()}, normal(kGradient)),
+      .d_out = w.random(type, {c.batch, c.length, forward.out.columns()}, kGradients),
       .out = forward.out,
       .lse = forward.lse,
       .qkv = forward.qkv,

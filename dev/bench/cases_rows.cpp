@@ -10,9 +10,6 @@
 namespace kinoe::bench {
 namespace {
 
-constexpr Distribution kWeights = normal(0.02);
-constexpr double kGradient = 1e-3;
-
 NormForward norm_arguments(Workspace& w, DType type, const optest::NormCase& c) {
   const int64_t n = c.rows, columns = c.columns;
   return {.out = w.output(type, {n, columns}),
@@ -81,10 +78,10 @@ Prepared prepare_norm_backward(Workspace& w, DType type, const optest::NormCase&
   norm_forward(w.context(), forward);
   const int64_t n = c.rows, columns = c.columns;
   const NormBackward a = {.d_residual = w.output(type, {n, columns}),
-                          .d_residual_in = w.random(type, {n, columns}, normal(kGradient)),
+                          .d_residual_in = w.random(type, {n, columns}, kGradients),
                           .d_weight = w.output(DType::f32, {columns}),
                           .d_bias = c.bias ? w.output(DType::f32, {columns}) : Tensor{},
-                          .d_out = w.random(type, {n, columns}, normal(kGradient)),
+                          .d_out = w.random(type, {n, columns}, kGradients),
                           .residual = c.branch ? forward.residual_out : forward.residual,
                           .weight = forward.weight,
                           .mean = forward.mean,
@@ -135,7 +132,7 @@ Prepared prepare_embedding_backward(Workspace& w, DType type, const optest::Embe
   const EmbeddingBackward a = {
       .d_token_table = w.output(DType::f32, {c.vocab, c.channels}),
       .d_position_table = c.positions ? w.output(DType::f32, {c.length, c.channels}) : Tensor{},
-      .d_out = w.random(type, {c.batch, c.length, c.channels}, normal(kGradient)),
+      .d_out = w.random(type, {c.batch, c.length, c.channels}, kGradients),
       .tokens = w.ids({c.batch, c.length}, c.vocab),
       .vocab_size = c.vocab,
       .scratch = w.scratch(embedding_backward_scratch_bytes(w.context().backend, n, c.channels, c.vocab))};

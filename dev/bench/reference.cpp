@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/common/cpu.h"
+
 namespace kinoe::bench {
 namespace {
 
@@ -48,7 +50,7 @@ Part Part::of(Workspace& work, const Tensor& from, Span rows, const std::vector<
   Part part(rows.count, width);
   const int64_t pitch = from.columns();
   work.read_rows(from, rows, [&](const char* data, int64_t first, int64_t count) {
-#pragma omp parallel for if (count * width > 8192)
+#pragma omp parallel for if (count * width > kParallelWork)
     for (int64_t r = 0; r < count; ++r) {
       auto to = static_cast<size_t>((first + r) * width);
       for (const Span& run : columns)

@@ -22,6 +22,10 @@ struct Distribution {
 constexpr Distribution normal(double deviation) { return {false, 0, deviation}; }
 constexpr Distribution uniform(double low, double high) { return {true, low, high}; }
 
+/// About as large as in training: weights as initialised, gradients as they come back.
+inline constexpr Distribution kWeights = normal(0.02);
+inline constexpr Distribution kGradients = normal(1e-3);
+
 struct Span {
   int64_t begin = 0;
   int64_t count = 0;
