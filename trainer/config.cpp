@@ -84,7 +84,7 @@ constexpr const char* kFooter =
     "Values of the command line replace those of --config. The configuration a run used is in its\n"
     "run directory; --config reads it back.\n"
     "Exit codes: 0 finished, 1 a fault of this program, 2 options or configuration, 3 data,\n"
-    "4 checkpoint or model directory, 7 a loss or gradient that is not finite.\n"
+    "4 checkpoint or model directory, 6 GPU, 7 a loss or gradient that is not finite.\n"
     "Examples:\n"
     "  train_gpt                                     a tiny model on the built-in stories\n"
     "  train_gpt --data my.txt --out runs/mine       on a text\n"

@@ -1,6 +1,6 @@
 // Everything a user can choose: the options of the command line and of --config files, their defaults and ranges.
 //
-// One table (config.cpp) holds each option's name, help, reader and writer; the parser, --help, the TOML file and the
+// One table (config_options.cpp) holds each option's name, help, reader and writer; the parser, --help, the TOML file and the
 // nearest-name suggestions all come from it. Options whose default depends on the model or the machine are
 // std::optional here and filled in by resolve(), so that the recorded configuration says what was really used.
 #pragma once
@@ -19,8 +19,7 @@ enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
 /// Options of `train_gpt` itself, which trains.
 struct RunConfig {
   // Data
-  std::vector<std::string>
-      data;  // PATH or PATH:WEIGHT, as dataloader/data_spec reads them; empty: the stories
+  std::vector<std::string> data;      // as dataloader/data_spec reads them; empty: the stories
   std::vector<std::string> val_data;  // empty: the stories' own validation part, or no evaluation
   bool document_mask = false;         // attention stops where documents end
   // Model
@@ -84,7 +83,7 @@ struct SampleConfig {
 
 /// Options of `train_gpt eval DIR`.
 struct EvalConfig {
-  std::string directory;              // checkpoint
+  std::string directory;              // run or checkpoint
   std::vector<std::string> val_data;  // empty: the stories' validation part
   bool document_mask = false;         // attention stops where documents end
   std::optional<int64_t> seq_len;     // default: the model's positions, at most 1024
@@ -151,7 +150,7 @@ std::vector<std::string> resolve(EvalConfig& config, const RunFacts& facts);
 
 /// TOML that --config reads back to an equal RunConfig. Values not set are left out.
 std::string to_toml(const RunConfig& config);
-/// Applies the keys of a TOML text to `config`; what --config does. `source` names the file in messages.
+/// The configuration of a TOML text; what --config does. `source` names the file in messages.
 RunConfig run_config_from_toml(const std::string& text, const std::string& source);
 
 /// A count: "1000", "64k", "1.5M", "600B", "600e9"; k = 1e3, M = 1e6, B = G = 1e9, T = 1e12. Exact: no rounding.

@@ -1,3 +1,4 @@
+// The tables of options, and one builder for each kind of value: count, real number, word, text, paths, flag.
 #include "trainer/config_options.h"
 
 #include <charconv>
@@ -205,14 +206,15 @@ std::vector<Option<RunConfig>> run_options() {
       text("out", dir, "DIR", &C::out, "run directory, must not exist yet (default: a new runs/<time>)"),
       count("save-every", dir, &C::save_every, 0,
             "steps between checkpoints of the weights; 0: only at the end (default: a tenth of the run)"),
-      instead_of(count("steps", length, &C::steps, 1, "optimizer steps (default: 1000)"), "tokens",
-                 &C::tokens),
+      instead_of(count("steps", length, &C::steps, 1,
+                       "optimizer steps (default: 1000; 3600 below 300 k parameters)"),
+                 "tokens", &C::tokens),
       instead_of(
           count("tokens", length, &C::tokens, 1, "instead of --steps: tokens, rounded up to whole steps"),
           "steps", &C::steps),
       count("global-batch", length, &C::global_batch, 1,
-            "sequences per step (default: 4096 tokens' worth below 10 M parameters, then "
-            "524288 tokens, from 1 B 1048576, from 5 B 2097152)"),
+            "sequences per step (default: 512 tokens' worth below 300 k parameters, 4096 below 10 M, 524288 "
+            "below 1 B, 1048576 below 5 B, then 2097152)"),
       count("micro-batch", length, &C::micro_batch, 1,
             "sequences per forward pass; need not divide the global batch (default: 16384 tokens' "
             "worth on a GPU; on a CPU 4096, from 10 M parameters 1024)"),
@@ -220,7 +222,7 @@ std::vector<Option<RunConfig>> run_options() {
             "tokens per sequence (default: the model's positions, at most 1024)"),
       count("seed", length, &C::seed, 0, "of initial weights and data order"),
       real("lr", opt, &C::lr, kPositive,
-           "peak learning rate (default by parameters: 2e-3 below 10 M, 6e-4 below 200 M, "
+           "peak learning rate (default by parameters: 6e-3 below 300 k, 2e-3 below 10 M, 6e-4 below 200 M, "
            "3e-4 below 500 M, 2.5e-4 below 1 B, 2e-4 below 2 B, 1.6e-4 below 5 B, then 1.2e-4)"),
       word("schedule", opt, &C::schedule, {"cosine", "linear", "wsd", "constant"},
            "after the warm-up; wsd: constant, then linear decay over the last 20 % of the run"),
@@ -281,7 +283,7 @@ std::vector<Option<EvalConfig>> eval_options() {
   using C = EvalConfig;
   const std::string what = "What to evaluate on", hardware = "Hardware and numbers";
   return {
-      text("", "", "DIR", &C::directory, "a checkpoint"),
+      text("", "", "DIR", &C::directory, "a run directory (its last checkpoint) or a checkpoint"),
       paths("val-data", what, &C::val_data, "files or quoted globs (default: the validation stories)"),
       flag("document-mask", what, &C::document_mask, "attention stops where documents end, as in training"),
       count("seq-len", what, &C::seq_len, 1,
