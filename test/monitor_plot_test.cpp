@@ -1,4 +1,4 @@
-// The loss curve and what it is drawn from, the sparkline, the record of a run.
+// The loss curve and what it is drawn from, the record of a run.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -110,14 +110,6 @@ TEST(LossCurve, IsWrittenWholeOrNotAtAll) {
   expect_error(ExitCode::usage, {"none/loss.svg"},
                [&] { write_loss_curve(dir / "none/loss.svg", falling(10), {}); });
   EXPECT_EQ(posix_files()->list(dir.path()), std::vector<std::string>{"loss.svg"});
-}
-
-TEST(Sparkline, HighToLow) {
-  EXPECT_EQ(sparkline({{1, 8}, {2, 7}, {3, 6}, {4, 5}, {5, 4}, {6, 3}, {7, 2}, {8, 1}}, 8), "█▇▆▅▄▃▂▁");
-  EXPECT_EQ(sparkline({{1, 8}, {2, 6}, {3, kNaN}, {4, 1}, {5, 1}}, 2), "█▁");
-  EXPECT_EQ(sparkline({{1, 3}, {2, 3}}, 8), "▁▁");
-  EXPECT_EQ(sparkline({}, 8), "");
-  EXPECT_EQ(sparkline({{1, 1}}, 0), "");
 }
 
 // ---------------------------------------------------------------------------------------------- record of the run

@@ -1,4 +1,4 @@
-// The monitor's streams when they fail (FAULTS.md 57), its counters (public report 26), the bar on a terminal.
+// The monitor's streams when they fail, its counters, the bar on a terminal.
 #include "trainer/monitor.h"
 
 #include <fcntl.h>

@@ -1,5 +1,4 @@
-// What a run says: metrics.jsonl (the truth), the console, the progress bar, the loss curve, the record of
-// the run.
+// What a run says: metrics.jsonl (the truth), the console, the progress bar, the loss curve, the record of the run.
 //
 // Nothing here may stop a training run: a full log disk or a closed pipe is said once and training goes on.
 #pragma once
@@ -56,9 +55,9 @@ struct EvalRecord {
   double eval_ms = 0;
 };
 
-/// JSON objects on one line, without the newline. Floats are the shortest text that reads back to the same
-/// bits; JSON has no NaN or infinity, so those are null. The hash is 16 hexadecimal digits in a string (a
-/// JSON number is a double to many readers).
+/// JSON objects on one line, without the newline. Floats are the shortest text that reads back to the same bits; JSON has
+/// no NaN or infinity, so those are null. The hash is 16 hexadecimal digits in a string (a JSON number is a double to many
+/// readers).
 std::string to_json(const StepRecord& record);
 std::string to_json(const EvalRecord& record);
 
@@ -66,8 +65,8 @@ std::string to_json(const EvalRecord& record);
 std::string to_line(const StepRecord& record, int64_t total_steps);
 std::string to_line(const EvalRecord& record, int64_t total_steps);
 
-/// One line as Megatron-DeepSpeed prints it, for its parsers. As there, the two last counters are of this
-/// line (0 or 1), not of the run.
+/// One line as Megatron-DeepSpeed prints it, for its parsers. As there, the two last counters are of this line (0 or 1),
+/// not of the run.
 std::string to_megatron(const StepRecord& record, int64_t total_steps);
 std::string to_megatron(const EvalRecord& record, int64_t total_steps);
 
@@ -102,8 +101,8 @@ class Monitor {
   /// Counts, writes and shows a step; returns it with the counters set.
   StepRecord record(StepRecord record);
   void record(const EvalRecord& record);
-  /// A line for people between the steps (a sample, a warning) that leaves the bar intact. Goes to standard
-  /// error under LogFormat::json, where standard output holds records only.
+  /// A line for people between the steps (a sample, a warning) that leaves the bar intact. Goes to standard error under
+  /// LogFormat::json, where standard output holds records only.
   void note(const std::string& text);
   /// Removes the bar and writes what a full disk had held back.
   void finish();
@@ -136,8 +135,8 @@ class Monitor {
   std::chrono::steady_clock::time_point first_done_;  // when the first step of this process ended
 };
 
-/// The bar's text, `width` columns at most: "[=====>    ] 45 % 450/1000 loss 2.31 1m02s left". seconds_left <
-/// 0: not known.
+/// The bar's text, `width` columns at most: "[=====>    ]  45% 450/1000 | loss 2.3100 | 1m02s left". Negative
+/// seconds_left: not known.
 std::string progress_bar(int width, int64_t done, int64_t total, double loss, double seconds_left);
 std::string duration_text(double seconds);  // "42s", "3m05s", "2h07m", "3d04h"
 
@@ -153,8 +152,8 @@ struct LossHistory {
   std::vector<LossPoint> validation;
 };
 
-/// The losses in a metrics.jsonl, ordered by step. A step that was repeated after a resume counts as last
-/// written; lines that are not whole are left out. Throws ExitCode::usage if the file cannot be read.
+/// The losses in a metrics.jsonl, ordered by step. A step that was repeated after a resume counts as last written; lines
+/// that are not whole are left out. Throws ExitCode::usage if the file cannot be read.
 LossHistory read_loss_history(const std::string& metrics_path);
 
 struct LossCurveStyle {
@@ -168,11 +167,8 @@ struct LossCurveStyle {
 std::string loss_curve_svg(const LossHistory& given, const LossCurveStyle& style);
 /// Writes it (atomically) to a path ending in .svg. Throws ExitCode::usage with the reason.
 void write_loss_curve(const std::string& path, const LossHistory& history, const LossCurveStyle& style);
-/// "▇▅▃▂▁": the values in `width` columns, each the mean of its share. Non-finite values are left out.
-std::string sparkline(const std::vector<LossPoint>& points, int width);
 
-// ---------------------------------------------------------------------------------------------- record of
-// the run
+// ---------------------------------------------------------------------------------------------- the run
 
 using NameValue = std::pair<std::string, std::string>;
 
@@ -190,8 +186,7 @@ struct RunRecord {
   std::vector<NameValue> config;  // the resolved configuration: option, value
 };
 
-/// A record with what the build and this process know: start time, commit, compiler, host, C library and
-/// kernel.
+/// A record with what the build and this process know: start time, commit, compiler, host, C library and kernel.
 RunRecord make_run_record(int argc, const char* const* argv);
 std::string to_json(const RunRecord& record);
 

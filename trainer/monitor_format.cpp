@@ -3,22 +3,12 @@
 #include <charconv>
 #include <cinttypes>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 
 #include "trainer/monitor.h"
+#include "trainer/monitor_text.h"
 
 namespace kinoe {
 namespace {
-
-__attribute__((format(printf, 1, 2))) std::string format(const char* pattern, ...) {
-  char text[256];
-  va_list args;
-  va_start(args, pattern);
-  std::vsnprintf(text, sizeof text, pattern, args);
-  va_end(args);
-  return text;
-}
 
 /// A JSON object on one line, its keys in the order they are added.
 class JsonLine {

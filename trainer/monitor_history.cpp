@@ -1,7 +1,4 @@
-// The losses of a run read back from metrics.jsonl, and as a line of blocks.
-#include <algorithm>
-#include <array>
-#include <cmath>
+// The losses of a run read back from metrics.jsonl.
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -30,30 +27,6 @@ LossHistory read_loss_history(const std::string& metrics_path) {
   for (const auto& [step, loss] : train) history.train.push_back({step, loss});
   for (const auto& [step, loss] : validation) history.validation.push_back({step, loss});
   return history;
-}
-
-std::string sparkline(const std::vector<LossPoint>& points, int width) {
-  constexpr std::array<const char*, 8> kBlocks = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
-  std::vector<double> values;
-  for (const LossPoint& point : points)
-    if (std::isfinite(point.loss)) values.push_back(point.loss);
-  if (values.empty() || width <= 0) return "";
-
-  const size_t columns = std::min(values.size(), static_cast<size_t>(width));
-  std::vector<double> means;
-  for (size_t c = 0; c < columns; ++c) {
-    const size_t begin = c * values.size() / columns, end = (c + 1) * values.size() / columns;
-    double sum = 0;
-    for (size_t i = begin; i < end; ++i) sum += values[i];
-    means.push_back(sum / static_cast<double>(end - begin));
-  }
-  const auto [low, high] = std::minmax_element(means.begin(), means.end());
-  std::string line;
-  for (const double mean : means) {
-    const double share = *high > *low ? (mean - *low) / (*high - *low) : 0;
-    line += kBlocks[static_cast<size_t>(std::lround(share * (kBlocks.size() - 1)))];
-  }
-  return line;
 }
 
 }  // namespace kinoe

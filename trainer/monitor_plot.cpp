@@ -1,11 +1,11 @@
 // The loss curve as a picture: SVG by hand, since text, lines and circles need no library.
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
 #include <cstdio>
 #include <fstream>
 
 #include "trainer/monitor.h"
+#include "trainer/monitor_text.h"
 
 namespace kinoe {
 namespace {
@@ -18,15 +18,6 @@ constexpr const char* kTrainColor = "#2463ae";
 constexpr const char* kValidationColor = "#c8452f";
 constexpr const char* kReferenceColor = "#2e7d4f";
 constexpr const char* kSmall = "font-size=\"13\" fill=\"#57606a\"";
-
-__attribute__((format(printf, 1, 2))) std::string format(const char* pattern, ...) {
-  char text[512];
-  va_list args;
-  va_start(args, pattern);
-  std::vsnprintf(text, sizeof text, pattern, args);
-  va_end(args);
-  return text;
-}
 
 std::string escaped(const std::string& text) {
   std::string result;
