@@ -83,8 +83,7 @@ std::ofstream open_output(const std::string& path, const char* option) {
   if (path.empty()) return file;
   file.open(path, std::ios::trunc);
   if (!file)
-    fail(ExitCode::usage, option, " ", path,
-         ": the file can not be written; check the folder and its rights");
+    fail(ExitCode::usage, option, " ", path, ": the file cannot be written; check the folder and its rights");
   return file;
 }
 

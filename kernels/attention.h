@@ -48,14 +48,17 @@ inline constexpr size_t attention_backward_scratch_bytes(DType type, int64_t bat
 }  // namespace cpu
 namespace cuda {
 /// {log-sum-exp, delta} in fp32 of every query, positions rounded up to whole tiles.
-inline constexpr int64_t attention_stats_rows(int64_t length) { return (length + 127) / 128 * 128; }
+inline constexpr int64_t kAttentionStatsRows = 128;
+inline constexpr int64_t attention_stats_rows(int64_t length) {
+  return (length + kAttentionStatsRows - 1) / kAttentionStatsRows * kAttentionStatsRows;
+}
 inline constexpr size_t attention_backward_scratch_bytes(int64_t batch, int64_t length, int64_t heads,
                                                          int64_t /*kv_heads*/, int64_t /*head_dim*/) {
   return static_cast<size_t>(batch * heads * attention_stats_rows(length)) * 8;
 }
 }  // namespace cuda
 
-/// delta, and what a backend needs besides.
+/// Bytes of AttentionBackward::scratch.
 inline size_t attention_backward_scratch_bytes(Backend backend, DType type, int64_t batch, int64_t length,
                                                int64_t heads, int64_t kv_heads, int64_t head_dim) {
   return backend == Backend::cuda

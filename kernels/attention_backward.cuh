@@ -26,7 +26,7 @@
 namespace kinoe::cuda {
 
 /// attention_stats_rows() is a multiple of this, which the tiles of both kernels divide.
-inline constexpr int kStatsRows = 128;
+inline constexpr int kStatsRows = static_cast<int>(kAttentionStatsRows);
 
 struct BackwardParams {
   bf16* d_qkv;

@@ -18,12 +18,12 @@ struct CrossEntropy {
   int64_t vocab_size = 0;
   float d_loss = 0;  // gradient of the objective with respect to one token's loss: 1 / nominal tokens
   bool with_gradient = false;
-  Tensor
-      bad_target;  // [1] int64: max with 1 + n for a target that is neither -1 nor in [0, V); such a row is
-                   // treated as ignored
+  Tensor bad_target;  // [1] int64: max with 1 + n for a target that is neither -1 nor in [0, V); such a row
+                      // is treated as ignored
 };
 
-/// Adds the losses of all rows with a target (>= 0) to sum[0], in row order within a fixed blocking, in fp64, and their number to count[0].
+/// Adds the losses of all rows with a target (>= 0) to sum[0], in fp64 and in an order given by N alone, and their number
+/// to count[0].
 struct LossSum {
   Tensor sum;      // [1] fp64; added to
   Tensor count;    // [1] int64; added to

@@ -36,14 +36,14 @@ namespace cpu {
 size_t embedding_backward_scratch_bytes(int64_t tokens, int64_t channels, int64_t vocab_size);
 }
 namespace cuda {
-/// Two (key, position) buffers of the sort, its per-tile digit counts, the first place of every token in the sorted
-/// order, and fp32 partial rows for tokens that occur more than kEmbeddingPiece times.
 inline constexpr int64_t kEmbeddingPiece = 128;      // occurrences summed in one go
 inline constexpr int64_t kEmbeddingSortTile = 2048;  // pairs per tile of the sort
 inline constexpr int64_t kEmbeddingDigits = 256;     // radix of the sort
 
 constexpr size_t embedding_align(int64_t bytes) { return static_cast<size_t>((bytes + 255) / 256 * 256); }
 
+/// Two (key, position) buffers of the sort, its per-tile digit counts, the first place of every token in the sorted
+/// order, and fp32 partial rows for tokens that occur more than kEmbeddingPiece times.
 inline constexpr size_t embedding_backward_scratch_bytes(int64_t tokens, int64_t channels,
                                                          int64_t vocab_size) {
   const int64_t tiles = (tokens + kEmbeddingSortTile - 1) / kEmbeddingSortTile;
@@ -53,7 +53,7 @@ inline constexpr size_t embedding_backward_scratch_bytes(int64_t tokens, int64_t
 }
 }  // namespace cuda
 
-/// Scratch for the sorted backward on `backend`, in bytes.
+/// Bytes of EmbeddingBackward::scratch.
 inline size_t embedding_backward_scratch_bytes(Backend backend, int64_t tokens, int64_t channels,
                                                int64_t vocab_size) {
   return backend == Backend::cuda ? cuda::embedding_backward_scratch_bytes(tokens, channels, vocab_size)

@@ -1,5 +1,5 @@
-// The L2 norm of all gradients, summed in one canonical order: fp64 partial sums per chunk of 16 Ki elements, then the
-// partials in chunk order. The result depends on the flat layout alone, not on threads, blocks or ranks.
+// The L2 norm of all gradients: fp64 partial sums per chunk of 16 Ki elements, then the sum of the partials, both in an
+// order of the backend's that depends on the flat layout alone, not on threads, multiprocessors or ranks.
 #pragma once
 
 #include "kernels/common/cost.h"
@@ -7,7 +7,7 @@
 
 namespace kinoe {
 
-/// Elements per chunk: the unit of sharding, of the norm and of the optimizer (DESIGN: buckets are cut into chunks).
+/// Elements per chunk: buckets of parameters are whole numbers of chunks (trainer/parameters.h).
 inline constexpr int64_t kChunk = int64_t{16} * 1024;
 
 /// partials[i] = sum of squares of gradients[i * kChunk, (i + 1) * kChunk).
@@ -16,7 +16,7 @@ struct NormPartials {
   Tensor gradients;  // [n] fp32 (or fp64)
 };
 
-/// norm[0] = sqrt(partials[0] + partials[1] + ...), from left to right in a fixed tree.
+/// norm[0] = sqrt(partials[0] + partials[1] + ...), added in an order given by m alone.
 struct NormFinish {
   Tensor norm;      // [1] fp64
   Tensor partials;  // [m] fp64

@@ -122,7 +122,7 @@ check_tree() {
     if [[ $text =~ ^[^\"\<]*(\"([^\"]*)\"|\<[^\>]*\>) ]]; then
       check_include "$file" "$line" "${module_of[$file]}" "${BASH_REMATCH[2]:-${BASH_REMATCH[1]}}"
     else
-      break_rule "$file:$line" "an #include that can not be read"
+      break_rule "$file:$line" "an #include that cannot be read"
     fi
   done < <(grep -HnE '^[[:space:]]*#[[:space:]]*include' "${files[@]}")
 }

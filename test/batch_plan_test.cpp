@@ -1,3 +1,4 @@
+// Shares of a step: everything once, nearly equal, whatever divides or does not.
 #include "trainer/batch_plan.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// The command line and its mistakes, in words.
 #include "trainer/config.h"
 
 #include <gtest/gtest.h>

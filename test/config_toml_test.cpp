@@ -1,3 +1,4 @@
+// TOML: what is read, what is refused with which line, and values that come back to the bit.
 #include "trainer/config_toml.h"
 
 #include <gtest/gtest.h>

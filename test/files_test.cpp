@@ -1,4 +1,4 @@
-// The file layer on the real disk, with injected failures, and the run directory (FAULTS.md 30, 31).
+// The file layer on the real disk, with injected failures, and the run directory.
 #include "trainer/files.h"
 
 #include <fcntl.h>

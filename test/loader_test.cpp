@@ -1,4 +1,4 @@
-// Datasets and the loader: which tokens come when, how often, and what goes wrong in words (FAULTS.md rows 5, 7, 8, 9, 14, 16).
+// Datasets and the loader: which tokens come when, how often, and what goes wrong in words.
 #include "dataloader/loader.h"
 
 #include <gtest/gtest.h>

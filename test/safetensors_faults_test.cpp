@@ -1,4 +1,4 @@
-// Every way a safetensors file, its index or its directory can lie (FAULTS.md 45).
+// Every way a safetensors file, its index or its directory can lie.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,3 +1,4 @@
+// Learning rates against the formulas of schedule.h, and exactness at the ends.
 #include "trainer/schedule.h"
 
 #include <gtest/gtest.h>

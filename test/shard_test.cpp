@@ -1,4 +1,4 @@
-// Token files: what opens, what is refused and with which words (FAULTS.md rows 1 to 7, 9).
+// Token files: what opens, what is refused and with which words.
 #include "dataloader/shard.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// The arithmetic of shares: all of it in integers that cannot overflow.
 #include "trainer/batch_plan.h"
 
 #include <algorithm>

@@ -11,10 +11,9 @@ namespace kinoe {
 
 /// One portion of fixed shape. Rows [valid, micro_batch) are padding: their targets are ignored.
 struct MicroBatch {
-  int64_t first_sample =
-      0;              // position in the training order: samples first_sample .. first_sample + valid - 1
-  int64_t valid = 0;  // 1 .. micro_batch
-  int64_t slot = 0;   // index in the step's grid, the same on whatever rank it runs
+  int64_t first_sample = 0;  // position in the training order; the portion is the next `valid` samples
+  int64_t valid = 0;         // 1 .. micro_batch
+  int64_t slot = 0;          // index in the step's grid, the same on whatever rank it runs
 
   bool operator==(const MicroBatch&) const = default;
 };

@@ -1,3 +1,4 @@
+// A hand-written reader: what is left of TOML without sections needs no library, and its errors name the line.
 #include "trainer/config_toml.h"
 
 #include <algorithm>

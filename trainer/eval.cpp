@@ -1,3 +1,4 @@
+// Sums of losses are kept on the device; the host waits once, at the end.
 #include "trainer/eval.h"
 
 #include "kernels/adamw.h"

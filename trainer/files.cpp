@@ -76,8 +76,8 @@ class PosixFile : public File {
 
   void write_at(uint64_t offset, const void* data, size_t bytes) override {
     const char* from = static_cast<const char*>(data);
-    while (bytes >
-           0) {  // the kernel writes at most 2 GiB a call, and less when a signal or a full disk stops it
+    // The kernel writes at most 2 GiB a call, and less when a signal or a full disk stops it.
+    while (bytes > 0) {
       const ssize_t n = retry([&] { return ::pwrite(fd_, from, bytes, static_cast<off_t>(offset)); });
       if (n < 0) throw FileError(cat("write ", bytes, " bytes at offset ", offset), path(), errno);
       if (n == 0) throw FileError(cat("write ", bytes, " bytes at offset ", offset), path(), EIO);

@@ -1,8 +1,9 @@
-// The file layer: every byte of a run directory and of a checkpoint goes through here.
+// The file layer: every byte of a checkpoint goes through here, and every file of a run directory but those of the monitor,
+// which has to live on when they fail.
 //
-// The calls are few and virtual, so that a test can put itself between the program and the disk and make any
-// one of them fail, or end the process at it. Nothing else is abstracted: offsets are absolute, nothing is
-// buffered, and what is durable is said by sync() and sync_directory() alone.
+// The calls are few and virtual, so that a test can put itself between the program and the disk and make any one of them
+// fail, or end the process at it. Nothing else is abstracted: offsets are absolute, nothing is buffered, and what is
+// durable is said by sync() and sync_directory() alone.
 #pragma once
 
 #include <cstddef>
@@ -18,16 +19,15 @@
 
 namespace kinoe {
 
-/// A failed file operation: the call, the path, the system's reason and what to do. The layer does not know
-/// what the file was for, so the class is `checkpoint` unless in_class() says otherwise.
+/// A failed file operation: the call, the path, the system's reason and what to do. The layer does not know what the file
+/// was for, so the class is `checkpoint` unless in_class() says otherwise.
 class FileError : public Error {
  public:
   FileError(const std::string& operation, const std::string& path, int error_number);
   int error_number;  // errno
 };
 
-/// Runs `work` and gives its FileErrors the exit code of the caller's purpose (usage for a run directory,
-/// ...).
+/// Runs `work` and gives its FileErrors the exit code of the caller's purpose (usage for a run directory, ...).
 template <class Work>
 auto in_class(ExitCode code, Work&& work) -> decltype(work()) {
   try {
@@ -121,10 +121,11 @@ std::string join_path(const std::string& directory, std::string_view name);
 
 void make_directories(Files& files, const std::string& path);  // like mkdir -p
 void remove_tree(Files& files, const std::string& path);       // like rm -r; links are removed, not followed
+/// All of a small file.
 std::string read_file(Files& files, const std::string& path);
 
-/// Replaces a small file so that after any crash it is whole, the old one or the new one: path.tmp, fsync,
-/// rename, fsync of the parent directory.
+/// Replaces a small file so that after any crash it is whole, the old one or the new one: path.tmp, fsync, rename, fsync
+/// of the parent directory.
 void write_file_durably(Files& files, const std::string& path, std::string_view contents);
 
 struct RunDirectoryRequest {
@@ -133,9 +134,9 @@ struct RunDirectoryRequest {
   uint64_t needed_bytes = 0;  // one checkpoint
 };
 
-/// Creates or checks the directory of a run and returns its path. An existing one that is not empty without
-/// `resume`, one that cannot be written (found by a probe file, since permission bits do not stop root), and
-/// one with too little space end with ExitCode::usage before anything in it is changed.
+/// Creates or checks the directory of a run and returns its path. An existing one that is not empty without `resume`, one
+/// that cannot be written (found by a probe file, since permission bits do not stop root), and one with too little space
+/// end with ExitCode::usage before anything in it is changed.
 std::string prepare_run_directory(Files& files, const RunDirectoryRequest& request,
                                   std::time_t now = std::time(nullptr));
 

@@ -1,3 +1,4 @@
+// The JSON of gemm.json. Reading forgives everything: the file only saves measurements.
 #include "trainer/gemm_choices.h"
 
 #include <cstdlib>

@@ -1,9 +1,8 @@
 // Weights in Hugging Face's safetensors form: one file, or several with model.safetensors.index.json.
 //
-// A file is: the length of the header (uint64, little endian), the header (JSON: name -> dtype, shape, byte
-// range relative to the end of the header), then the tensors' bytes back to back.
-// https://huggingface.co/docs/safetensors Where every byte goes is decided by a plan before anything is
-// written, so several writers can fill one file.
+// A file is: the length of the header (uint64, little endian), the header (JSON: name -> dtype, shape, byte range relative
+// to the end of the header), then the tensors' bytes back to back (https://huggingface.co/docs/safetensors). Where every
+// byte goes is decided by a plan before anything is written, so several writers can fill one file.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,5 @@
+// Sampling. No keys and values are kept between tokens: the window runs through the model again for each new one, with
+// training's own kernels. It shows what a model has learned; serving one is another program's work.
 #include "trainer/sample.h"
 
 #include <algorithm>
@@ -10,9 +12,10 @@
 namespace kinoe {
 namespace {
 
-// Logits of one token per row are asked for; a window grows in steps of this many positions.
+// A window grows in steps of this many positions: few different shapes, so that few matrix products are measured.
 constexpr int64_t kLengthStep = 32;
 
+/// Logits of one token per row are asked for.
 WorkShape work_shape(int64_t count, int64_t length) {
   return {
       .batch = count, .length = length, .recompute = Recompute::none, .training = false, .head_rows = count};

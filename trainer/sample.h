@@ -21,10 +21,10 @@ struct SampleOptions {
 /// Picks one of `vocab_size` tokens. `uniform` in (0, 1) decides; equal inputs give equal tokens.
 int32_t pick_token(const float* logits, int64_t vocab_size, const SampleOptions& options, double uniform);
 
-/// Continues `count` copies of `prompt` (at least one token) at once, each with its own random numbers keyed by (seed, row,
-/// position). Rows end after max_tokens or when `stop(row's new tokens)` says so. Returns the new tokens of each row.
+/// Continues `count` copies of `prompt` (at least one token) at once, each with its own random numbers, keyed by (seed,
+/// row, position). Rows end after max_tokens or when `stop(row's new tokens)` says so. Returns the new tokens of each row.
 ///
-/// Works in any memory of sample_bytes(); sequences longer than `window` see their last `window` tokens only.
+/// Works in any memory of bytes(); sequences longer than `window` see their last `window` tokens only.
 class Sampler {
  public:
   Sampler(const Model& model, int64_t count, int64_t window, void* memory)

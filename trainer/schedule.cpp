@@ -1,3 +1,4 @@
+// The rates of schedule.h: ends by comparing integers, what lies between by formula.
 #include "trainer/schedule.h"
 
 #include <algorithm>
@@ -50,8 +51,8 @@ void validate(const Schedule& s) {
 }
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> kNames = {"cosine", "linear", "wsd",
-                                                  "constant"};  // in order of the enum
+  // In the order of the enum.
+  static const std::vector<std::string> kNames = {"cosine", "linear", "wsd", "constant"};
   return kNames;
 }
 

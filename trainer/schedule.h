@@ -39,6 +39,7 @@ struct Schedule {
 /// Throws Error(usage): a rate that is not finite and positive, fractions outside [0, 1], W outside [0, E], E < 1.
 void validate(const Schedule& schedule);
 
+/// What --schedule accepts, in the order of ScheduleKind.
 const std::vector<std::string>& schedule_names();
 /// Throws Error(usage) for a name that is not one of schedule_names().
 ScheduleKind schedule_kind(const std::string& name);

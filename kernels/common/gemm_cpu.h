@@ -51,12 +51,7 @@ void multiply(const Product<T>& product);
 template <class T>
 inline constexpr int64_t kPanelColumns = static_cast<int64_t>(64 / sizeof(T));
 
-/// Elements of the panels of B[depth, columns], which are padded to whole panels.
-template <class T>
-constexpr int64_t panel_elements(int64_t depth, int64_t columns) {
-  return (columns + kPanelColumns<T> - 1) / kPanelColumns<T> * kPanelColumns<T> * depth;
-}
-
+/// Copies B[depth, columns] into panels, one behind the other; the last one is padded with zeros to kPanelColumns.
 template <class T>
 void pack_panels(Strided<T> b, int64_t depth, int64_t columns, T* panels);
 
