@@ -131,16 +131,10 @@ int run(int argc, char** argv) {
     fail(ExitCode::usage, error.what(), "; see --help");
   }
 
-  GpuFacts gpus{.built = KINOE_WITH_CUDA != 0, .count = gpu_count()};
-  if (gpus.count > 0) {
-    const DeviceInfo first = gpu_info(0);
-    gpus.compute_capability = first.compute_capability;
-    gpus.name = first.name;
-  }
   const DeviceDecision decision = choose_device(options.device == "cpu"    ? DeviceChoice::cpu
                                                 : options.device == "cuda" ? DeviceChoice::cuda
                                                                            : DeviceChoice::automatic,
-                                                gpus);
+                                                find_gpus());
   const Cases cases = chosen_cases(options, decision.backend);
   if (options.list) {
     for (const Case& c : cases) std::printf("%s\n", c.name().c_str());
@@ -149,7 +143,7 @@ int run(int argc, char** argv) {
   std::ofstream csv = open_output(options.csv, "--csv"), json = open_output(options.json, "--json");
   if (!decision.note.empty()) std::printf("%s\n", decision.note.c_str());
 
-  const std::unique_ptr<Device> device = decision.backend == Backend::cuda ? Device::gpu(0) : Device::cpu();
+  const std::unique_ptr<Device> device = Device::open(decision.backend);
   Workspace work(device->context());
   Timer timer(device->context(), options.repeat);
   Subject subject;

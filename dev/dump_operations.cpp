@@ -25,9 +25,6 @@
 namespace kinoe::bench {
 namespace {
 
-constexpr Distribution kWeights = normal(0.02);
-constexpr Distribution kGradients = normal(1e-3);
-
 class Dump {
  public:
   Dump(std::string folder, const Context& ctx)

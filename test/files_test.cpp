@@ -219,7 +219,7 @@ TEST(Files, DurableWriteLeavesNothingWhenACallFails) {
   }
 }
 
-// ---------------------------------------------------------------------------------------------- run directory
+// ---- Run directory -------------------------------------------------------------------------------------------------
 
 TEST(RunDirectory, IsCreatedWithItsParents) {
   const FreshDirectory dir;

@@ -112,7 +112,7 @@ TEST(LossCurve, IsWrittenWholeOrNotAtAll) {
   EXPECT_EQ(posix_files()->list(dir.path()), std::vector<std::string>{"loss.svg"});
 }
 
-// ---------------------------------------------------------------------------------------------- record of the run
+// ---- Record of the run ---------------------------------------------------------------------------------------------
 
 TEST(RunRecord, KnowsTheBuildAndTheHost) {
   const char* argv[] = {"train_gpt", "--data", "a b.txt"};

@@ -41,7 +41,7 @@ void apply(const std::vector<Option<C>>& table, const std::vector<Given>& given,
   }
 }
 
-// --------------------------------------------------------------------------------------------- TOML file
+// ---- TOML file -----------------------------------------------------------------------------------------------------
 
 template <class C>
 std::vector<Given> given_in_toml(const std::vector<Option<C>>& table, const std::string& text,
@@ -75,7 +75,7 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-// ------------------------------------------------------------------------------------------ command line
+// ---- Command line --------------------------------------------------------------------------------------------------
 
 constexpr const char* kCounts =
     "Counts (N) accept 64k, 1.5M, 600B, 600e9: k = 1e3, M = 1e6, B or G = 1e9, T = 1e12.\n";

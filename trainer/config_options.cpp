@@ -12,7 +12,7 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-// ---------------------------------------------------------------------------- builders, by kind of value
+// ---- Builders, by kind of value ------------------------------------------------------------------------------------
 
 template <class T>
 const T& stored(const T& field) {
@@ -181,7 +181,7 @@ Option<C> instead_of(Option<C> option, const std::string& other, Other C::*field
 
 }  // namespace
 
-// ------------------------------------------------------------------------------------------- the tables
+// ---- The tables ----------------------------------------------------------------------------------------------------
 
 std::vector<Option<RunConfig>> run_options() {
   using C = RunConfig;

@@ -15,7 +15,7 @@
 
 namespace kinoe {
 
-// ---------------------------------------------------------------------------------------------- records
+// ---- Records -------------------------------------------------------------------------------------------------------
 
 /// One optimizer step of the whole run. Names are the keys of metrics.jsonl.
 struct StepRecord {
@@ -70,7 +70,7 @@ std::string to_line(const EvalRecord& record, int64_t total_steps);
 std::string to_megatron(const StepRecord& record, int64_t total_steps);
 std::string to_megatron(const EvalRecord& record, int64_t total_steps);
 
-// ---------------------------------------------------------------------------------------------- monitor
+// ---- Monitor -------------------------------------------------------------------------------------------------------
 
 enum class LogFormat : uint8_t { line, megatron, json };
 std::optional<LogFormat> parse_log_format(std::string_view name);
@@ -140,7 +140,7 @@ class Monitor {
 std::string progress_bar(int width, int64_t done, int64_t total, double loss, double seconds_left);
 std::string duration_text(double seconds);  // "42s", "3m05s", "2h07m", "3d04h"
 
-// ---------------------------------------------------------------------------------------------- loss curve
+// ---- Loss curve ----------------------------------------------------------------------------------------------------
 
 struct LossPoint {
   int64_t step = 0;
@@ -168,7 +168,7 @@ std::string loss_curve_svg(const LossHistory& given, const LossCurveStyle& style
 /// Writes it (atomically) to a path ending in .svg. Throws ExitCode::usage with the reason.
 void write_loss_curve(const std::string& path, const LossHistory& history, const LossCurveStyle& style);
 
-// ---------------------------------------------------------------------------------------------- the run
+// ---- The run -------------------------------------------------------------------------------------------------------
 
 using NameValue = std::pair<std::string, std::string>;
 

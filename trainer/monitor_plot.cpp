@@ -33,7 +33,7 @@ std::string escaped(const std::string& text) {
   return result;
 }
 
-// ---------------------------------------------------------------------------------------------- the curves
+// ---- The curves ----------------------------------------------------------------------------------------------------
 
 std::vector<LossPoint> finite_points(const std::vector<LossPoint>& points) {
   std::vector<LossPoint> result;
@@ -76,7 +76,7 @@ std::vector<LossPoint> thinned(const std::vector<LossPoint>& points) {
   return result;
 }
 
-// ---------------------------------------------------------------------------------------------- axes
+// ---- Axes ----------------------------------------------------------------------------------------------------------
 
 /// What an axis shows. A logarithmic one gives the long flat end of a loss curve the room that its steep start
 /// would take.
@@ -171,7 +171,7 @@ std::vector<Tick> step_ticks(const Axis& axis) {
   return ticks;
 }
 
-// ---------------------------------------------------------------------------------------------- drawing
+// ---- Drawing -------------------------------------------------------------------------------------------------------
 
 /// The picture as it grows: data coordinates in, elements out.
 class Canvas {

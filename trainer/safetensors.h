@@ -57,7 +57,7 @@ struct TensorInfo {
 uint64_t byte_size(const TensorInfo& tensor);
 std::string shape_text(const std::vector<int64_t>& shape);  // "[768, 3072]"
 
-// ---------------------------------------------------------------------------------------------- writing
+// ---- Writing -------------------------------------------------------------------------------------------------------
 
 /// Where a tensor lies: bytes [offset, offset + bytes) of file `file`, counted from the start of that file.
 struct TensorPlace {
@@ -100,7 +100,7 @@ inline constexpr size_t kWriteBlock = size_t{8} << 20;
 void write_safetensors(Files& files, const std::string& directory, const SafetensorsPlan& plan,
                        const TensorBytes& source);
 
-// ---------------------------------------------------------------------------------------------- reading
+// ---- Reading -------------------------------------------------------------------------------------------------------
 
 /// The tensors of one file or of a directory. Everything in the headers is checked against the size of the
 /// files before it is believed; what is wrong throws ExitCode::checkpoint with file and tensor.
