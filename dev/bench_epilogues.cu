@@ -26,7 +26,6 @@ namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{64} << 20;
 constexpr int kCandidates = 24;
-constexpr Distribution kGradients = normal(1e-3);
 constexpr Span kCompared{0, 64};
 
 #define CHECK_BLAS(call)                                                     \
