@@ -15,23 +15,27 @@
 #include <vector>
 
 #include "dataloader/dataset.h"
+#include "dataloader/loader.h"
 #include "dataloader/mapped_file.h"
 #include "dataloader/stories.h"
 #include "trainer/backward.h"
 #include "trainer/batch_plan.h"
 #include "trainer/checkpoint.h"
+#include "trainer/checkpoint_saver.h"
 #include "trainer/config.h"
 #include "trainer/feed.h"
 #include "trainer/files.h"
 #include "trainer/flops.h"
 #include "trainer/forward.h"
 #include "trainer/gemm_choices.h"
+#include "trainer/import.h"
 #include "trainer/inference.h"
 #include "trainer/model.h"
 #include "trainer/model_config.h"
 #include "trainer/monitor.h"
 #include "trainer/one_rank.h"
 #include "trainer/optimizer.h"
+#include "trainer/resume.h"
 #include "trainer/sample.h"
 #include "trainer/schedule.h"
 #include "trainer/tables.h"
@@ -56,7 +60,7 @@ bool byte_tokens(const std::vector<DataSource>& sources) {
   return detect_format(sources.front().files.front()) == TokenFormat::text;
 }
 
-Data open_data(const RunConfig& config, const std::vector<DataSource>& training,
+Data open_data(const RunConfig& config, int64_t schedule_tokens, const std::vector<DataSource>& training,
                const std::vector<DataSource>& validation, const ModelConfig& model) {
   DatasetOptions options;
   options.seq_len = config.seq_len.value();
@@ -71,8 +75,7 @@ Data open_data(const RunConfig& config, const std::vector<DataSource>& training,
 
   Data data;
   if (on_stories(config)) {
-    const int64_t wanted =
-        std::max(config.tokens_per_step() * 2, std::min(config.total_tokens(), kLargestStories));
+    const int64_t wanted = std::max(config.tokens_per_step() * 2, std::min(schedule_tokens, kLargestStories));
     data.training = Dataset::stories(StorySplit::training, wanted, options);
   } else {
     data.training = Dataset::open(training, options);
@@ -133,8 +136,9 @@ struct PendingStep {
 
 class Training {
  public:
+  /// `start`: the state after the last step done.
   Training(const RunConfig& config, const Context& ctx, const Model& model, RunMemory& memory,
-           const OptimizerSettings& settings, const Data& data)
+           const OptimizerSettings& settings, const Data& data, const TrainingState& start)
       : config_(config),
         ctx_(ctx),
         model_(model),
@@ -144,24 +148,28 @@ class Training {
         gradients_(model.table, memory.parameters.gradients),
         optimizer_(model, memory.parameters, settings),
         schedule_{schedule_kind(config.schedule), config.lr.value(), config.min_lr_frac,
-                  config.warmup_tokens.value(), config.total_tokens()},
+                  config.warmup_tokens.value(), start.schedule_tokens},
+        start_(start),
         feed_(ctx, *data.training, config.micro_batch.value()),
         results_{StepResult(ctx.backend), StepResult(ctx.backend)} {
     validate(schedule_);
-    optimizer_.initialize(ctx, static_cast<uint64_t>(config.seed));
     fill_zero(ctx, memory.acts.state.data, memory.acts.state.bytes());
   }
+
+  /// Random weights from the run's seed, or weights that are put there by somebody else.
+  void initialize() const { optimizer_.initialize(ctx_, static_cast<uint64_t>(config_.seed)); }
+  void prepare() const { optimizer_.prepare(ctx_); }
 
   /// Queues one optimizer step on the device. The step before the last must have been finished.
   PendingStep step(int64_t number) {
     PendingStep pending{{}, &results_[static_cast<size_t>(number) % results_.size()]};
     StepRecord& record = pending.record;
-    const int64_t consumed = (number - 1) * plan_.global_batch();
+    const int64_t consumed = consumed_before(number);
     const auto nominal_tokens = static_cast<double>(config_.tokens_per_step());
     pending.result->began.record(ctx_);
 
     begin_step(ctx_, memory_.acts);
-    const std::vector<MicroBatch> slots = plan_.mine(consumed);
+    const std::vector<MicroBatch> slots = plan_.mine(start_.first_sample + consumed);
     for (size_t i = 0; i < slots.size(); ++i) {
       record.data_wait_ms += feed_.put(memory_.acts.batch, slots[i].first_sample, slots[i].valid);
       announce_after(number, slots, i);
@@ -206,13 +214,30 @@ class Training {
   LayerHooks hooks() { return {weights_, gradients_}; }
   [[nodiscard]] const ParameterMemory& parameters() const { return memory_.parameters; }
 
+  /// The hash of the masters as they lie in the device's memory: an update that is gated off writes nothing else.
+  uint64_t weights_hash() {
+    StepState state;
+    state.halted = 1;
+    upload(ctx_, memory_.acts.state.data, &state, sizeof(state));
+    optimizer_.hash(ctx_, memory_.acts);
+    download(ctx_, &state, memory_.acts.state.data, sizeof(state));
+    synchronize(ctx_);
+    fill_zero(ctx_, memory_.acts.state.data, memory_.acts.state.bytes());
+    return state.weights_hash;
+  }
+
  private:
+  /// Sequences consumed by this training before step `number`.
+  [[nodiscard]] int64_t consumed_before(int64_t number) const {
+    return start_.samples + (number - 1 - start_.step) * plan_.global_batch();
+  }
+
   /// Lets the loader's thread prepare what follows slot `i` of `slots`.
   void announce_after(int64_t number, const std::vector<MicroBatch>& slots, size_t i) {
     if (i + 1 < slots.size()) {
       feed_.announce(slots[i + 1].first_sample, slots[i + 1].valid);
     } else if (number < config_.steps.value()) {
-      const MicroBatch next = plan_.mine(number * plan_.global_batch()).front();
+      const MicroBatch next = plan_.mine(start_.first_sample + consumed_before(number + 1)).front();
       feed_.announce(next.first_sample, next.valid);
     }
   }
@@ -226,6 +251,7 @@ class Training {
   OneRankGradients gradients_;
   Optimizer optimizer_;
   Schedule schedule_;
+  const TrainingState& start_;
   Feed feed_;
   std::array<StepResult, 2> results_;
 };
@@ -244,10 +270,19 @@ void complete_speed(StepRecord& record, const TokenFlops& flops, const std::opti
 /// The algorithms of matrix products: taken from the user's cache, and kept there and in the run directory.
 class GemmRecord {
  public:
-  GemmRecord(Files& files, Device& device, std::string run)
+  /// `checkpoint`: what a run goes on from, whose choices count more than the cache's; "" for a new run.
+  GemmRecord(Files& files, Device& device, std::string run, const std::string& checkpoint)
       : files_(files), device_(device), run_(std::move(run)) {
-    if (device.gemm_key().empty() || gemm_cache_path().empty()) return;
-    device.pin_gemm_choices(read_gemm_choices(files, gemm_cache_path(), device.gemm_key()));
+    if (device.gemm_key().empty()) return;
+    std::vector<GemmChoice> known;
+    if (!checkpoint.empty())
+      known = read_gemm_choices(files, join_path(checkpoint, "trainer/gemm.json"), device.gemm_key());
+    if (!gemm_cache_path().empty())
+      for (const GemmChoice& cached : read_gemm_choices(files, gemm_cache_path(), device.gemm_key()))
+        if (std::none_of(known.begin(), known.end(),
+                         [&](const GemmChoice& k) { return k.shape == cached.shape; }))
+          known.push_back(cached);
+    device.pin_gemm_choices(known);
   }
 
   /// Writes what is new. A cache that cannot be written costs the next start some seconds, no more.
@@ -278,17 +313,172 @@ class GemmRecord {
   size_t saved_ = 0;
 };
 
-int train(RunConfig config, int argc, char** argv) {
+/// The checkpoints of a run: what goes into them, and what becomes of each.
+class Saving {
+ public:
+  Saving(Files& files, const Context& ctx, const Model& model, const RunConfig& config,
+         const ParameterMemory& memory, size_t buffer_bytes, Monitor& monitor)
+      : files_(files),
+        run_(config.out),
+        monitor_(monitor),
+        saver_(files, ctx, model.table, source(memory),
+               {.run_directory = config.out,
+                .weights = model.dtype,
+                .buffer_bytes = buffer_bytes,
+                .ranges = {FlatRange{0, model.table.flat_size()}},
+                .keep = {config.keep, config.keep_every}}) {
+    small_files_.push_back(
+        {"config.json",
+         model_config_to_json(model.config, model.dtype == DType::bf16 ? "bfloat16" : "float32")});
+    small_files_.push_back({"generation_config.json", generation_config_json(model.config)});
+  }
+
+  static CheckpointSource source(const ParameterMemory& memory) {
+    return {memory.masters, memory.m, memory.v};
+  }
+
+  /// Files that every checkpoint carries as they are.
+  void carry(const std::vector<SmallFile>& more) {
+    small_files_.insert(small_files_.end(), more.begin(), more.end());
+  }
+
+  void begin(const TrainingState& state) {
+    monitor_.sync();
+    std::vector<SmallFile> small = small_files_;
+    if (const std::string gemms = join_path(run_, "gemm.json"); files_.kind(gemms) == Files::Kind::file)
+      small.push_back({"trainer/gemm.json", read_file(files_, gemms)});
+    saver_.save(state, small);
+  }
+
+  /// Reports what has ended. Three failures in a row end the run: then nobody is looking after its disk.
+  void report() {
+    while (const std::optional<SaveResult> result = saver_.poll()) report(*result);
+  }
+  /// The same for a save that must succeed: the last one of the run.
+  void finish() {
+    while (const std::optional<SaveResult> result = saver_.wait()) report(*result);
+    if (failures_ > 0)
+      fail(ExitCode::checkpoint, "the last checkpoint could not be written: ", last_error_,
+           "; the one before it, if any, is in ", join_path(run_, "checkpoints"));
+  }
+
+ private:
+  static constexpr int kMostFailures = 3;
+
+  void report(const SaveResult& result) {
+    monitor_.record(SaveRecord{.step = result.step,
+                               .path = checkpoint_path(run_, result.step),
+                               .error = result.error,
+                               .save_stall_ms = result.stall_ms,
+                               .save_ms = result.write_ms,
+                               .save_bytes = static_cast<int64_t>(result.bytes)});
+    failures_ = result.error.empty() ? 0 : failures_ + 1;
+    last_error_ = result.error;
+    if (failures_ == kMostFailures)
+      fail(ExitCode::checkpoint, kMostFailures, " checkpoints in a row could not be written: ", last_error_,
+           "; the last good one is in ", join_path(run_, "checkpoints"));
+  }
+
+  Files& files_;
+  std::string run_;
+  Monitor& monitor_;
+  CheckpointSaver saver_;
+  std::vector<SmallFile> small_files_;
+  int failures_ = 0;
+  std::string last_error_;
+};
+
+OptimizerSettings optimizer_settings(const RunConfig& config) {
+  OptimizerSettings settings;
+  settings.beta1 = static_cast<float>(config.beta1);
+  settings.beta2 = static_cast<float>(config.beta2);
+  settings.eps = static_cast<float>(config.eps);
+  settings.weight_decay = static_cast<float>(config.weight_decay);
+  settings.grad_clip = config.grad_clip;
+  settings.moments = config.adam_state;
+  settings.seed = static_cast<uint64_t>(config.seed);
+  return settings;
+}
+
+void print_notes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) std::fprintf(stderr, "train_gpt: %s\n", note.c_str());
+}
+
+void print_warnings(const Data& data, const RunConfig& config) {
+  for (const Dataset* d : {&*data.training, data.validation ? &*data.validation : nullptr})
+    if (d != nullptr)
+      for (const std::string& warning : d->warnings())
+        std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
+  if (data.validation && data.validation->samples() < config.micro_batch.value())
+    std::fprintf(
+        stderr, "train_gpt: validation data has %s, fewer than one batch of %s: all of it is evaluated\n",
+        counted(data.validation->samples(), "sequence").c_str(), grouped(config.micro_batch.value()).c_str());
+}
+
+/// The run directory with what produced the run in it. `from`: the step after which it goes on, 0 for a new run.
+void record_run(Files& files, const RunConfig& config, const DeviceInfo& device, int64_t from, int argc,
+                char** argv) {
+  in_class(ExitCode::usage, [&] {
+    write_file_durably(files, join_path(config.out, "config.toml"), to_toml(config));
+    RunRecord record = make_run_record(argc, argv);
+    record.device = device.name;
+    record.driver = device.driver;
+    write_file_durably(files,
+                       join_path(config.out, from == 0 ? "run.json" : cat("run_from_step_", from, ".json")),
+                       to_json(record));
+  });
+}
+
+/// Of --tokenizer, else those that lie beside the weights the run starts or goes on from.
+std::vector<SmallFile> tokenizer_files(Files& files, const std::string& wanted, const RunConfig& config,
+                                       const ResumePoint& from) {
+  const std::string beside = from.checkpoint ? from.checkpoint->directory() : config.init_from;
+  if (wanted.empty()) return beside.empty() ? std::vector<SmallFile>{} : read_tokenizer_files(files, beside);
+  std::vector<SmallFile> found = read_tokenizer_files(files, wanted);
+  if (found.empty())
+    fail(ExitCode::usage, "--tokenizer ", wanted,
+         ": holds none of the files of a tokenizer, such as tokenizer.json");
+  return found;
+}
+
+/// Weights made elsewhere, and where in the data's order to begin.
+void start_from_weights(Files& files, const Context& ctx, const RunConfig& config, const Model& model,
+                        const ParameterMemory& memory, TrainingState& state) {
+  std::vector<float> flat(static_cast<size_t>(model.table.flat_size()));
+  read_weights(files, config.init_from, model.table, flat.data());
+  set_parameters(ctx, memory, flat.data());
+  if (config.data_start == "continue") {
+    const CheckpointReader checkpoint(files, config.init_from);
+    state.first_sample = checkpoint.state().first_sample + checkpoint.state().samples;
+  }
+}
+
+int train(const CommandLine& command, int argc, char** argv) {
+  const std::unique_ptr<Files> files = posix_files();
+  const ResumePoint from = find_resume_point(*files, command.run);
+  TrainingState state;
+  RunConfig config = command.run;
+  if (from.checkpoint) {
+    state = from.checkpoint->state();
+    config = resumed_config(state.settings, join_path(from.checkpoint->directory(), "trainer/state.json"),
+                            command.given);
+  }
+  config.out = from.run_directory;
+
   // Model and data decide the defaults.
   const std::vector<DataSource> training_files = expand_data(config.data);
+  const bool model_given = !command.run.model.empty();
+  if (config.model.empty() && !config.init_from.empty()) config.model = config.init_from;
   if (config.model.empty()) {
     if (!byte_tokens(training_files))
       fail(ExitCode::usage,
            "token shards need a model of their vocabulary: give --model, for instance gpt2-124m");
     config.model = on_stories(config) ? "tiny" : "small";
   }
-  const ModelConfig model_config = load_model_config(config.model);
+  const ModelConfig model_config =
+      from.checkpoint && !model_given ? from.checkpoint->model() : load_model_config(config.model);
   validate(model_config);
+  if (from.checkpoint) from.checkpoint->check_model(model_config, ParameterTable(model_config));
   const std::vector<DataSource> validation_files = expand_data(config.val_data);
   check_validation_apart(training_files, validation_files);
   RunFacts facts;
@@ -297,92 +487,108 @@ int train(RunConfig config, int argc, char** argv) {
   facts.byte_tokens = byte_tokens(training_files);
   facts.has_validation = on_stories(config) || !validation_files.empty();
   facts.gpus = find_gpus();
-  const std::vector<std::string> notes = resolve(config, facts);
-  const Data data = open_data(config, training_files, validation_files, model_config);
+  std::vector<std::string> notes = from.notes;
+  for (const std::string& note : resolve(config, facts)) notes.push_back(note);
+  if (from.checkpoint)
+    reconcile(config, state, notes);
+  else
+    state.schedule_tokens = config.total_tokens();
+  const Data data = open_data(config, state.schedule_tokens, training_files, validation_files, model_config);
+  if (from.checkpoint)
+    reconcile_data(config, state, data.training->state(), notes);
+  else
+    state.data = data.training->state();
+  state.settings = settings_of(config);
 
   const std::unique_ptr<Device> device =
       Device::open(config.device == DeviceChoice::cuda ? Backend::cuda : Backend::cpu);
   Context ctx = device->context();
   const DeviceInfo info = device->info();
   Model model(model_config, ctx.backend, config.dtype.value());
-  OptimizerSettings optimizer;
-  optimizer.beta1 = static_cast<float>(config.beta1);
-  optimizer.beta2 = static_cast<float>(config.beta2);
-  optimizer.eps = static_cast<float>(config.eps);
-  optimizer.weight_decay = static_cast<float>(config.weight_decay);
-  optimizer.grad_clip = config.grad_clip;
-  optimizer.moments = config.adam_state;
-  optimizer.seed = static_cast<uint64_t>(config.seed);
+  const OptimizerSettings optimizer = optimizer_settings(config);
 
   // The plan, before anything large exists.
   const bool with_eval = data.validation.has_value();
   Arena planned;
-  take_memory(planned, model, config, optimizer, with_eval);
-  const size_t host_bytes =
+  const RunMemory planned_memory = take_memory(planned, model, config, optimizer, with_eval);
+  const size_t save_bytes = CheckpointSaver::planned_buffer_bytes(
+      Saving::source(planned_memory.parameters), ctx.backend == Backend::cpu ? planned.used() : 0);
+  const size_t feed_bytes =
       Loader::buffer_bytes(config.micro_batch.value(), config.seq_len.value(), config.document_mask) *
       (with_eval ? 2 : 1);
   print_run(config, model_config, info, *data.training, with_eval ? &*data.validation : nullptr);
-  print_memory(planned, host_bytes);
-  for (const Dataset* d : {&*data.training, with_eval ? &*data.validation : nullptr})
-    if (d != nullptr)
-      for (const std::string& warning : d->warnings())
-        std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
-  for (const std::string& note : notes) std::fprintf(stderr, "train_gpt: %s\n", note.c_str());
-  if (with_eval && data.validation->samples() < config.micro_batch.value())
-    std::fprintf(
-        stderr, "train_gpt: validation data has %s, fewer than one batch of %s: all of it is evaluated\n",
-        counted(data.validation->samples(), "sequence").c_str(), grouped(config.micro_batch.value()).c_str());
+  print_memory(planned, {{"data buffers (host)", feed_bytes}, {"checkpoint buffers (host)", save_bytes}});
+  print_warnings(data, config);
+  print_notes(notes);
   if (planned.used() > info.free_bytes)
     fail(ExitCode::usage, "this run needs ", mebibytes(planned.used()), " and ", info.name, " has ",
          mebibytes(info.free_bytes),
          " free; use a smaller --micro-batch, --recompute block, or a smaller model");
   std::fflush(stdout);
+  const std::vector<SmallFile> tokenizers = tokenizer_files(*files, command.run.tokenizer, config, from);
   if (config.dry_run) return 0;
 
-  const std::unique_ptr<Files> files = posix_files();
-  const std::string run = prepare_run_directory(
-      *files,
-      {.path = config.out, .resume = false, .needed_bytes = checkpoint_bytes(model.table, model.dtype)});
-  config.out = run;
-  in_class(ExitCode::usage, [&] {
-    write_file_durably(*files, join_path(run, "config.toml"), to_toml(config));
-    RunRecord record = make_run_record(argc, argv);
-    record.device = info.name;
-    record.driver = info.driver;
-    write_file_durably(*files, join_path(run, "run.json"), to_json(record));
-  });
+  const uint64_t checkpoint_bytes =
+      plan_checkpoint(model.table, model.dtype, planned_memory.parameters.m.dtype, 0).bytes();
+  config.out = prepare_run_directory(*files, {.path = config.out,
+                                              .resume = command.run.resume != "never",
+                                              .needed_bytes = checkpoint_bytes + (uint64_t{1} << 20)});
+  const RunLock lock(config.out);
+  record_run(*files, config, info, state.step, argc, argv);
+  remove_unfinished_checkpoints(*files, config.out);
 
-  GemmRecord gemms(*files, *device, run);
+  GemmRecord gemms(*files, *device, config.out, from.checkpoint ? from.checkpoint->directory() : "");
   const Memory memory = Memory::on(ctx.backend, planned.used());
   Arena arena(memory.data());
   RunMemory run_memory = take_memory(arena, model, config, optimizer, with_eval);
   const std::unique_ptr<Graphs> graphs = Graphs::on(ctx);
   ctx.graphs = graphs.get();
   upload_constants(ctx, model);
-  Training training(config, ctx, model, run_memory, optimizer, data);
+  Training training(config, ctx, model, run_memory, optimizer, data, state);
+  if (from.checkpoint) {
+    training.prepare();
+    load_parameters(ctx, *from.checkpoint, model.table, run_memory.parameters);
+    if (training.weights_hash() != state.weights_hash)
+      fail(ExitCode::checkpoint, from.checkpoint->directory(),
+           ": the weights in memory are not those of step ", state.step, " (their hash differs)");
+  } else if (!config.init_from.empty()) {
+    training.prepare();
+    start_from_weights(*files, ctx, config, model, run_memory.parameters, state);
+  } else {
+    training.initialize();
+  }
   std::optional<Feed> eval_feed;
   if (with_eval) eval_feed.emplace(ctx, *data.validation, config.micro_batch.value());
 
   const TokenFlops flops = training_flops(model_config, config.seq_len.value());
   const std::optional<Peak> peak = peak_flops(info.name, model.dtype);
+  const int64_t steps = config.steps.value(), stop = std::min(steps, config.stop_after.value_or(steps));
   Monitor::Options options;
-  options.metrics_path = join_path(run, "metrics.jsonl");
+  options.metrics_path = join_path(config.out, "metrics.jsonl");
   options.format = parse_log_format(config.log_format).value();
-  options.total_steps = config.steps.value();
+  options.total_steps = steps;
+  options.first_step = state.step + 1;
+  options.skipped = state.skipped;
+  options.nan = state.nan;
+  if (const int64_t cut = cut_metrics(options.metrics_path, state.step); cut > 0)
+    print_notes({cat("records of steps after ", state.step, " are cut off metrics.jsonl: ", cut,
+                     "; those steps are run again")});
   Monitor monitor(options);
+  Saving saving(*files, ctx, model, config, run_memory.parameters, save_bytes, monitor);
+  saving.carry(tokenizers);
+  if (from.checkpoint) monitor.note(cat("going on from ", from.checkpoint->directory()));
 
   const auto report = [&](const PendingStep& pending) {
     StepRecord record = training.finish(pending);
     complete_speed(record, flops, peak, planned.used());
     record = monitor.record(record);
-    if (!record.applied && record.nan > 0) {
+    if (!record.applied && record.nan > state.nan) {
       monitor.finish();
       fail(ExitCode::diverged, "step ", record.step, ": loss ", record.loss, ", gradient norm ",
            record.grad_norm,
            ": not finite, so the update was not applied and the run ends; try a lower --lr or a longer "
-           "warm-up, the last "
-           "checkpoint is in ",
-           run);
+           "warm-up; checkpoints are in ",
+           join_path(config.out, "checkpoints"));
     }
     return record;
   };
@@ -403,30 +609,38 @@ int train(RunConfig config, int argc, char** argv) {
     monitor.record(record);
     return result;
   };
+  const auto save = [&](const StepRecord& at) {
+    TrainingState now = state;
+    now.step = at.step;
+    now.samples = at.samples;
+    now.tokens = at.tokens;
+    now.skipped = at.skipped;
+    now.nan = at.nan;
+    now.weights_hash = at.weights_hash;
+    saving.begin(now);
+  };
 
-  const int64_t steps = config.steps.value();
   const auto due = [](int64_t every, int64_t step) { return every > 0 && step % every == 0; };
   std::deque<PendingStep> pending;
-  for (int64_t step = 1; step <= steps; ++step) {
+  for (int64_t step = state.step + 1; step <= stop; ++step) {
     pending.push_back(training.step(step));
-    if (step == 1) {
+    if (step == state.step + 1) {
       gemms.save();
       if (config.gemm_trace) gemms.print();
     }
-    const bool stop_here = step == steps || due(*config.eval_every, step) || due(*config.save_every, step) ||
+    const bool stop_here = step == stop || due(*config.eval_every, step) || due(*config.save_every, step) ||
                            due(*config.sample_every, step);
     StepRecord last;
     while (pending.size() > (stop_here ? 0 : 1)) {
       last = report(pending.front());
       pending.pop_front();
     }
+    if (due(*config.save_every, step) || step == stop) save(last);
     if (due(*config.eval_every, step) && step < steps) evaluate(last, config.eval_batches);
     if (due(*config.sample_every, step))
       monitor.note("sample: " + sample_text(device->context(), model, training.hooks(), run_memory.sampling,
                                             config.seq_len.value(), static_cast<uint64_t>(step),
                                             on_stories(config)));
-    if (due(*config.save_every, step) || step == steps)
-      write_checkpoint(*files, run, step, ctx, model_config, model.table, training.parameters().weights);
     if (step == steps && with_eval) {
       const EvalResult result = evaluate(last, on_stories(config) ? 0 : config.eval_batches);
       monitor.finish();
@@ -436,9 +650,16 @@ int train(RunConfig config, int argc, char** argv) {
         std::printf("validation loss %.4f nats per token\n", result.loss);
       }
     }
+    saving.report();
   }
-  monitor.finish();
   gemms.save();
+  saving.finish();
+  monitor.finish();
+  if (stop < steps && stop > state.step) {
+    std::printf("stopped after step %lld of %lld; checkpoint %s\n", static_cast<long long>(stop),
+                static_cast<long long>(steps), checkpoint_path(config.out, stop).c_str());
+    return static_cast<int>(ExitCode::stopped);
+  }
 
   LossCurveStyle style;
   style.title = cat(config.model, ", ", grouped(config.total_tokens()), " tokens");
@@ -449,9 +670,9 @@ int train(RunConfig config, int argc, char** argv) {
     std::snprintf(label, sizeof(label), "entropy of the stories %.3f", entropy_per_byte());
     style.reference_label = label;
   }
-  const std::string picture = join_path(run, "loss.svg");
+  const std::string picture = join_path(config.out, "loss.svg");
   write_loss_curve(picture, read_loss_history(options.metrics_path), style);
-  std::printf("checkpoint %s\nloss curve %s\n", checkpoint_path(run, steps).c_str(), picture.c_str());
+  std::printf("checkpoint %s\nloss curve %s\n", checkpoint_path(config.out, steps).c_str(), picture.c_str());
   return 0;
 }
 
@@ -461,7 +682,7 @@ int run(int argc, char** argv) {
     case Action::help: std::printf("%s", command.text.c_str()); return 0;
     case Action::sample: return sample(command.sample);
     case Action::eval: return eval(command.eval);
-    case Action::train: return train(command.run, argc, argv);
+    case Action::train: return train(command, argc, argv);
   }
   return 0;
 }

@@ -32,9 +32,10 @@ declare -A may=(
   [gemm_choices]="common files"
   [tables]="common model_config config flops dataloader data_state"
   [feed]="common op model_config parameters model layer_hooks forward eval dataloader data_state"
+  [resume]="common op model_config parameters flops model optimizer config files checkpoint data_state"
   [inference]="common op model_config parameters model layer_hooks forward eval sample feed optimizer one_rank tables config files import checkpoint dataloader data_state"
   [import]="common model_config parameters files safetensors"
-  [checkpoint]="common model_config parameters files safetensors data_state"
+  [checkpoint]="common op model_config parameters files safetensors data_state"
 )
 for leaf in $leaves; do may[$leaf]="common"; done
 may[main]="data_state dataloader ${!may[*]}"

@@ -1,157 +1,195 @@
-// Checkpoints of weights: written, found, read back; what does not fit is named.
+// Checkpoints: what was saved by any number of ranks is read by any other, and the directory is a Hugging Face model.
 #include "trainer/checkpoint.h"
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 
-#include "test/model_harness.h"
+#include "test/checkpoint_harness.h"
 #include "trainer/import.h"
 #include "trainer/safetensors.h"
 
 namespace kinoe {
 namespace {
 
-constexpr Context kCpu;
 namespace fs = std::filesystem;
+
+/// Tensors of prime and odd sizes, several chunks long, some of them smaller than a chunk.
+ModelConfig prime_llama() {
+  ModelConfig config = small_llama(false);
+  config.vocab_size = 1009;
+  config.hidden = 118;
+  config.heads = config.kv_heads = 2;
+  config.head_dim = 58;
+  config.ffn = 251;
+  return config;
+}
 
 class CheckpointTest : public testing::Test {
  protected:
-  CheckpointTest()
-      : files(posix_files()),
-        run_directory(testing::TempDir() + "checkpoint_test_" + std::to_string(getpid())) {
-    fs::remove_all(run_directory);
-    fs::create_directories(run_directory);
-  }
-  ~CheckpointTest() override { fs::remove_all(run_directory); }
-
-  std::string write(const ModelConfig& config, int64_t step, std::vector<float>& flat) {
-    const ParameterTable table(config);
-    flat.assign(static_cast<size_t>(table.flat_size()), 0.0F);
-    initialize(table, static_cast<uint64_t>(step), flat.data());
-    return write_checkpoint(*files, run_directory, step, kCpu, config, table,
-                            Tensor(flat.data(), DType::f32, {table.flat_size()}));
-  }
-  template <class Work>
-  static std::string error_of(ExitCode code, Work work) {
-    try {
-      work();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code, code) << error.what();
-      return error.what();
-    }
-    ADD_FAILURE() << "nothing was thrown";
-    return "";
-  }
-
-  std::unique_ptr<Files> files;
-  std::string run_directory;
+  std::unique_ptr<Files> files = posix_files();
+  FreshDirectory run;
 };
 
 TEST_F(CheckpointTest, ReadsBackToTheSameBits) {
-  for (const ModelConfig& config : {small_gpt2(), small_llama(false), small_llama(true)}) {
-    std::vector<float> written;
-    const std::string directory = write(config, 12, written);
-    EXPECT_EQ(directory, run_directory + "/checkpoints/step_00000012");
-    EXPECT_FALSE(fs::exists(directory + ".tmp"));
-    const ParameterTable table(load_model_config(directory));
-    std::vector<float> read(static_cast<size_t>(table.flat_size()), NAN);
-    read_weights(*files, directory, table, read.data());
-    EXPECT_EQ(0, std::memcmp(written.data(), read.data(), read.size() * sizeof(float)));
+  for (const ModelConfig& config : {small_gpt2(), small_llama(false), small_llama(true), prime_llama()})
+    for (const DType weights : {DType::f32, DType::bf16}) {
+      const StoredModel model(config);
+      const std::string directory = model.save(*files, run.path(), 12, weights);
+      EXPECT_EQ(directory, run / "checkpoints/step_00000012");
+      EXPECT_FALSE(fs::exists(directory + ".tmp"));
+      expect_holds(*files, directory, model);
+      CheckpointReader(*files, directory).verify();
+    }
+}
+
+TEST_F(CheckpointTest, SavedUnderPRanksLoadsUnderQ) {
+  const StoredModel model(prime_llama());
+  std::string first;                               // of the bytes of all files
+  for (const int p : {1, 2, 3, 4, 5, 7, 8, 64}) {  // 64: more than a bucket has chunks
+    const std::string directory = model.save(*files, run.path(), 5, DType::bf16, p);
+    for (const int q : {1, 2, 3, 4, 5, 7, 8, 64}) expect_holds(*files, directory, model, q);
+    std::string bytes;
+    for (const char* name :
+         {"model.safetensors", "trainer/optimizer-master.safetensors", "trainer/optimizer-m.safetensors",
+          "trainer/optimizer-v.safetensors", "trainer/manifest.json", "trainer/state.json"})
+      bytes += read_file(*files, directory + "/" + name);
+    if (first.empty()) first = bytes;
+    EXPECT_TRUE(bytes == first) << "the files depend on the number of ranks: " << p;
   }
 }
 
+TEST_F(CheckpointTest, OwnedRangesCoverEverythingOnce) {
+  const ParameterTable table(prime_llama());
+  for (const int ranks : {1, 2, 3, 5, 8, 64}) {
+    std::vector<int> owners(static_cast<size_t>(table.flat_size() / kChunk));
+    for (int rank = 0; rank < ranks; ++rank)
+      for (const FlatRange& range : owned_ranges(table, rank, ranks))
+        for (int64_t i = range.begin; i < range.end; i += kChunk) ++owners[static_cast<size_t>(i / kChunk)];
+    EXPECT_EQ(owners, std::vector<int>(owners.size(), 1)) << ranks;
+  }
+}
+
+TEST_F(CheckpointTest, LargeModelsInSeveralFiles) {
+  const StoredModel model(prime_llama());
+  const std::string directory = model.save(*files, run.path(), 3, DType::bf16, 3, 200'000);
+  EXPECT_TRUE(fs::exists(directory + "/model.safetensors.index.json"));
+  EXPECT_TRUE(fs::exists(directory + "/trainer/optimizer-v.safetensors.index.json"));
+  expect_holds(*files, directory, model, 2);
+  std::vector<float> weights(static_cast<size_t>(model.table.flat_size()));
+  read_weights(*files, directory, model.table, weights.data());  // as any other reader of the format
+  for (size_t i = 0; i < weights.size(); ++i) ASSERT_EQ(weights[i], to_float(to_bf16(model.masters[i]))) << i;
+}
+
 TEST_F(CheckpointTest, PaddingOfTheVocabularyNeverReachesAFile) {
-  std::vector<float> flat;
-  const SafetensorsReader reader(*files, write(small_llama(false), 1, flat));
+  const SafetensorsReader reader(*files, StoredModel(small_llama(false)).save(*files, run.path(), 1));
   EXPECT_EQ(reader.find("model.embed_tokens.weight")->info.shape, (std::vector<int64_t>{29, 20}));
   EXPECT_EQ(reader.find("lm_head.weight")->info.shape, (std::vector<int64_t>{29, 20}));
-  const SafetensorsReader tied(*files, write(small_llama(true), 1, flat));
+  const SafetensorsReader tied(*files, StoredModel(small_llama(true)).save(*files, run.path(), 1));
   EXPECT_EQ(tied.find("lm_head.weight"), nullptr);
 }
 
 TEST_F(CheckpointTest, SizeIsKnownBeforehand) {
-  std::vector<float> flat;
-  const std::string directory = write(small_gpt2(), 1, flat);
+  const StoredModel model(prime_llama());
+  const std::string directory = model.save(*files, run.path(), 1);
   uint64_t bytes = 0;
-  for (const auto& entry : fs::directory_iterator(directory)) bytes += entry.file_size();
-  const uint64_t planned = checkpoint_bytes(ParameterTable(small_gpt2()), DType::f32);
-  EXPECT_LE(bytes, planned);
-  EXPECT_GE(bytes + 8192, planned);
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  const uint64_t planned = model.plan(1, DType::f32).bytes();
+  EXPECT_GT(bytes, planned);
+  EXPECT_LT(bytes, planned + (1 << 20));
 }
 
-TEST_F(CheckpointTest, TheNewestFinishedOneIsFound) {
-  std::vector<float> flat;
-  write(small_gpt2(), 9, flat);
-  const std::string newest = write(small_gpt2(), 100, flat);
-  fs::create_directories(run_directory + "/checkpoints/step_00000200.tmp");
-  fs::create_directories(run_directory + "/checkpoints/step_00000300");  // empty: not one
-  EXPECT_EQ(find_checkpoint(*files, run_directory), newest);
+TEST_F(CheckpointTest, TheNewestCompleteOneIsFound) {
+  const StoredModel model(small_gpt2());
+  model.save(*files, run.path(), 9);
+  const std::string newest = model.save(*files, run.path(), 100);
+  fs::create_directories(run / "checkpoints/step_00000200.tmp");
+  fs::create_directories(run / "checkpoints/step_00000300");  // empty: not one
+  EXPECT_EQ(checkpoint_steps(*files, run.path()), (std::vector<int64_t>{9, 100}));
+  EXPECT_EQ(find_checkpoint(*files, run.path()), newest);
   EXPECT_EQ(find_checkpoint(*files, newest), newest);
-  fs::remove_all(run_directory + "/checkpoints");
-  EXPECT_NE(
-      error_of(ExitCode::checkpoint, [&] { find_checkpoint(*files, run_directory); }).find("no checkpoint"),
-      std::string::npos);
-  EXPECT_NE(
-      error_of(ExitCode::checkpoint, [&] { find_checkpoint(*files, run_directory + "/typo"); }).find("typo"),
-      std::string::npos);
+  fs::remove_all(run / "checkpoints");
+  expect_error(ExitCode::checkpoint, {"no checkpoint in"}, [&] { find_checkpoint(*files, run.path()); });
+  expect_error(ExitCode::checkpoint, {"typo"}, [&] { find_checkpoint(*files, run / "typo"); });
+}
+
+TEST_F(CheckpointTest, LatestIsAHint) {
+  const StoredModel model(small_gpt2());
+  model.save(*files, run.path(), 9);
+  model.save(*files, run.path(), 10);
+  const std::string latest = run / "checkpoints/latest";
+  EXPECT_EQ(read_file(*files, latest), "step_00000010\n");
+  EXPECT_EQ(check_latest(*files, run.path()), "");
+  for (const std::string& said :
+       {std::string(), std::string("\x01\x02garbage\xff"), std::string("step_00000099\n")}) {
+    put_file(latest, said);
+    EXPECT_NE(check_latest(*files, run.path()).find("step_00000010"), std::string::npos);
+    EXPECT_EQ(find_checkpoint(*files, run.path()), run / "checkpoints/step_00000010");
+  }
 }
 
 TEST_F(CheckpointTest, AStepWrittenTwiceIsReplaced) {
-  std::vector<float> first, second;
-  write(small_gpt2(), 5, first);
-  const std::string directory = write(small_llama(true), 5, second);
-  EXPECT_EQ(load_model_config(directory), small_llama(true));
+  StoredModel(small_gpt2()).save(*files, run.path(), 5);
+  const StoredModel second(small_llama(true));
+  expect_holds(*files, second.save(*files, run.path(), 5), second);
+  EXPECT_EQ(fs::directory_iterator(run / "checkpoints")->path().filename().string().find(".tmp"),
+            std::string::npos);
 }
 
-TEST_F(CheckpointTest, MissingExtraAndDifferentTensorsAreListed) {
-  std::vector<float> flat;
-  const std::string directory = write(small_llama(false), 1, flat);
+TEST_F(CheckpointTest, OldOnesGoExceptMilestones) {
+  const StoredModel model(small_gpt2());
+  for (const int64_t step : {10, 20, 30, 40, 50}) model.save(*files, run.path(), step);
+  remove_old_checkpoints(*files, run.path(), {.newest = 0, .every = 0});
+  EXPECT_EQ(checkpoint_steps(*files, run.path()).size(), 5);
+  remove_old_checkpoints(*files, run.path(), {.newest = 2, .every = 20});
+  EXPECT_EQ(checkpoint_steps(*files, run.path()), (std::vector<int64_t>{20, 40, 50}));
+  remove_old_checkpoints(*files, run.path(), {.newest = 1, .every = 0});
+  EXPECT_EQ(checkpoint_steps(*files, run.path()), (std::vector<int64_t>{50}));
+}
+
+TEST_F(CheckpointTest, AnotherModelIsDescribedFieldByField) {
+  const CheckpointReader reader(*files, StoredModel(small_llama(false)).save(*files, run.path(), 1));
+  ModelConfig other = small_llama(false);
+  other.layers = 3;
+  other.ffn = 16;
+  expect_error(ExitCode::checkpoint, {"num_hidden_layers", "3", "2", "intermediate_size", "16", "14"},
+               [&] { reader.check_model(other, ParameterTable(other)); });
+}
+
+TEST_F(CheckpointTest, MissingExtraAndDifferentTensorsOfWeightsAreListed) {
+  const std::string directory = StoredModel(small_llama(false)).save(*files, run.path(), 1);
   ModelConfig other = small_llama(true);  // no lm_head: extra in the file
   other.layers = 3;                       // layer 2 is missing
   other.ffn = 16;                         // MLP of another shape
   const ParameterTable table(other);
   std::vector<float> read(static_cast<size_t>(table.flat_size()));
-  const std::string message =
-      error_of(ExitCode::checkpoint, [&] { read_weights(*files, directory, table, read.data()); });
-  EXPECT_NE(message.find("not known to the model: lm_head.weight"), std::string::npos) << message;
-  EXPECT_NE(message.find("model.layers.2."), std::string::npos) << message;
-  EXPECT_NE(message.find("[14, 20] instead of [16, 20]"), std::string::npos) << message;
+  expect_error(ExitCode::checkpoint,
+               {"not known to the model: lm_head.weight", "model.layers.2.", "[14, 20] instead of [16, 20]"},
+               [&] { read_weights(*files, directory, table, read.data()); });
 }
 
-TEST_F(CheckpointTest, NaNInStoredWeightsIsNamed) {
-  const ModelConfig config = small_gpt2();
-  const ParameterTable table(config);
-  std::vector<float> flat(static_cast<size_t>(table.flat_size()));
-  initialize(table, 1, flat.data());
-  const Parameter& p = table.parameters()[5];
-  flat[static_cast<size_t>(p.offset)] = NAN;
-  const std::string directory = write_checkpoint(*files, run_directory, 1, kCpu, config, table,
-                                                 Tensor(flat.data(), DType::f32, {table.flat_size()}));
-  std::vector<float> read(flat.size());
-  const std::string message =
-      error_of(ExitCode::checkpoint, [&] { read_weights(*files, directory, table, read.data()); });
-  EXPECT_NE(message.find(p.name), std::string::npos) << message;
-}
-
-TEST_F(CheckpointTest, Bf16WeightsReadBackExactly) {
-  const ModelConfig config = small_llama(false);
-  const ParameterTable table(config);
-  std::vector<float> flat(static_cast<size_t>(table.flat_size()));
-  initialize(table, 4, flat.data());
-  std::vector<bf16> narrow(flat.size());
-  for (size_t i = 0; i < flat.size(); ++i) narrow[i] = to_bf16(flat[i]);
-  const std::string directory = write_checkpoint(*files, run_directory, 2, kCpu, config, table,
-                                                 Tensor(narrow.data(), DType::bf16, {table.flat_size()}));
-  std::vector<float> read(flat.size());
-  read_weights(*files, directory, table, read.data());
-  for (size_t i = 0; i < read.size(); ++i) ASSERT_EQ(read[i], to_float(narrow[i])) << i;
-  std::ifstream in(directory + "/config.json");
-  const std::string json((std::istreambuf_iterator<char>(in)), {});
-  EXPECT_NE(json.find("\"torch_dtype\": \"bfloat16\""), std::string::npos);
+TEST_F(CheckpointTest, StateReadsBack) {
+  TrainingState state = StoredModel(small_gpt2()).state(7);
+  state.first_sample = 11;
+  state.skipped = 2;
+  state.nan = 1;
+  state.weights_hash = 0xfedcba9876543210;
+  state.settings = {{"lr", "0.001"}, {"model", "\"a \\\"b\\\"\""}};
+  state.changes = {{3, "lr", "0.1", "0.001"}};
+  const TrainingState read = training_state_from_json(to_json(state), "state.json");
+  EXPECT_EQ(read.step, 7);
+  EXPECT_EQ(read.samples, state.samples);
+  EXPECT_EQ(read.tokens, state.tokens);
+  EXPECT_EQ(read.first_sample, 11);
+  EXPECT_EQ(read.schedule_tokens, state.schedule_tokens);
+  EXPECT_EQ(read.skipped, 2);
+  EXPECT_EQ(read.nan, 1);
+  EXPECT_EQ(read.weights_hash, state.weights_hash);
+  EXPECT_EQ(read.settings, state.settings);
+  EXPECT_EQ(read.changes.size(), 1);
+  EXPECT_EQ(read.changes[0].to, "0.001");
+  EXPECT_EQ(read.data, state.data);
 }
 
 }  // namespace

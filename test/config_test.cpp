@@ -200,8 +200,7 @@ TEST(Config, UnknownOptionsAreRefusedWithTheNearestName) {
 // Nothing is accepted and then ignored: what later work brings is unknown today.
 TEST(Config, OptionsThatDoNotWorkYetAreUnknown) {
   const std::string help = parse({"--help"}).text;
-  for (const char* name : {"resume", "keep", "zero", "determinism", "on-nan", "max-minutes", "stop-after",
-                           "init-from", "tokenizer", "override", "shard-group"}) {
+  for (const char* name : {"zero", "determinism", "on-nan", "max-minutes", "shard-group"}) {
     EXPECT_CONTAINS(refusal({std::string("--") + name, "1"}), cat("unknown option --", name));
     EXPECT_EQ(help.find(cat("--", name)), std::string::npos) << name;
   }

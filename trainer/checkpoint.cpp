@@ -1,29 +1,20 @@
 #include "trainer/checkpoint.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
-#include <vector>
-
-#include "trainer/model_config.h"
-#include "trainer/safetensors.h"
 
 namespace kinoe {
 namespace {
 
-std::vector<TensorInfo> file_tensors(const ParameterTable& table, DType weights) {
-  std::vector<TensorInfo> tensors;
-  for (const Parameter& p : table.parameters()) tensors.push_back({p.name, to_file_dtype(weights), p.shape});
-  return tensors;
-}
-
-/// Names of checkpoints that were finished (not .tmp), oldest first.
-std::vector<std::string> finished(Files& files, const std::string& checkpoints) {
-  std::vector<std::string> names;
-  if (files.kind(checkpoints) != Files::Kind::directory) return names;
-  for (const std::string& name : files.list(checkpoints))
-    if (name.starts_with("step_") && name.size() == 13 &&
-        files.kind(join_path(join_path(checkpoints, name), "config.json")) == Files::Kind::file)
-      names.push_back(name);
-  return names;
+/// The step of "step_00001000"; -1 for any other name.
+int64_t step_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "step_";
+  if (!name.starts_with(kPrefix)) return -1;
+  int64_t step = -1;
+  const char* end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  return error == std::errc() && stop == end ? step : -1;
 }
 
 }  // namespace
@@ -34,32 +25,18 @@ std::string checkpoint_path(const std::string& run_directory, int64_t step) {
   return join_path(join_path(run_directory, "checkpoints"), name);
 }
 
-uint64_t checkpoint_bytes(const ParameterTable& table, DType weights) {
-  return plan_safetensors(file_tensors(table, weights)).bytes() + 4096;
-}
-
-std::string write_checkpoint(Files& files, const std::string& run_directory, int64_t step, const Context& ctx,
-                             const ModelConfig& config, const ParameterTable& table, const Tensor& weights) {
-  const std::string final_path = checkpoint_path(run_directory, step);
-  const std::string temporary = final_path + ".tmp";
-  if (files.kind(temporary) != Files::Kind::absent) remove_tree(files, temporary);  // left by a crash
-  make_directories(files, temporary);
-
-  const SafetensorsPlan plan = plan_safetensors(file_tensors(table, weights.dtype));
-  const size_t element = size_of(weights.dtype);
-  write_safetensors(files, temporary, plan, [&](size_t tensor, uint64_t offset, void* to, size_t bytes) {
-    const char* from = static_cast<const char*>(weights.data) +
-                       static_cast<size_t>(table.parameters()[tensor].offset) * element + offset;
-    download(ctx, to, from, bytes);
-    synchronize(ctx);
-  });
-  write_file_durably(files, join_path(temporary, "config.json"),
-                     model_config_to_json(config, weights.dtype == DType::bf16 ? "bfloat16" : "float32"));
-  files.sync_directory(temporary);
-  if (files.kind(final_path) != Files::Kind::absent) remove_tree(files, final_path);
-  files.rename(temporary, final_path);
-  files.sync_directory(parent_directory(final_path));
-  return final_path;
+std::vector<int64_t> checkpoint_steps(Files& files, const std::string& run_directory) {
+  std::vector<int64_t> steps;
+  const std::string directory = join_path(run_directory, "checkpoints");
+  if (files.kind(directory) != Files::Kind::directory) return steps;
+  for (const std::string& name : files.list(directory)) {
+    const int64_t step = step_of(name);
+    if (step >= 0 && checkpoint_path(run_directory, step) == join_path(directory, name) &&
+        files.kind(join_path(directory, name + "/trainer/manifest.json")) == Files::Kind::file)
+      steps.push_back(step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
 }
 
 std::string find_checkpoint(Files& files, const std::string& path) {
@@ -67,12 +44,25 @@ std::string find_checkpoint(Files& files, const std::string& path) {
     fail(ExitCode::checkpoint, "'", path,
          "' is not a directory; expected a run directory or a checkpoint (a directory with config.json)");
   if (files.kind(join_path(path, "config.json")) == Files::Kind::file) return path;
-  const std::string checkpoints = join_path(path, "checkpoints");
-  const std::vector<std::string> names = finished(files, checkpoints);
-  if (names.empty())
-    fail(ExitCode::checkpoint, "no checkpoint in '", path, "': expected config.json there, or ", checkpoints,
-         "/step_NNNNNNNN");
-  return join_path(checkpoints, names.back());
+  const std::vector<int64_t> steps = checkpoint_steps(files, path);
+  if (steps.empty())
+    fail(ExitCode::checkpoint, "no checkpoint in '", path, "': expected config.json there, or ",
+         join_path(path, "checkpoints"), "/step_NNNNNNNN");
+  return checkpoint_path(path, steps.back());
+}
+
+std::string check_latest(Files& files, const std::string& run_directory) {
+  const std::string path = join_path(join_path(run_directory, "checkpoints"), "latest");
+  const std::vector<int64_t> steps = checkpoint_steps(files, run_directory);
+  if (steps.empty() || files.kind(path) != Files::Kind::file) return "";
+  const std::string newest = checkpoint_path("", steps.back()).substr(sizeof("checkpoints/") - 1);
+  std::string said = read_file(files, path);
+  while (!said.empty() && said.back() == '\n') said.pop_back();
+  if (said == newest) return "";
+  const bool printable = !said.empty() && said.size() < 64 &&
+                         std::all_of(said.begin(), said.end(), [](char c) { return c > ' ' && c < 127; });
+  return cat(path, printable ? cat(" says ", said) : " holds no name of a checkpoint",
+             "; the newest complete one is ", newest, ", which is used");
 }
 
 }  // namespace kinoe

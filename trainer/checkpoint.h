@@ -1,30 +1,29 @@
-// Checkpoints: a Hugging Face model directory, RUN/checkpoints/step_00001000.
+// The checkpoints of a run: which there are, which one a path means.
 //
-// Nothing is ever converted: the directory loads in transformers as it stands. A checkpoint appears under its name only
-// when all of it is on the disk: it is written beside it as .tmp, synced, and renamed.
+// A checkpoint is a Hugging Face model directory, RUN/checkpoints/step_00001000, that loads in transformers as it stands;
+// what training needs besides lies in its folder trainer/. Nothing is ever converted. The rest of the module:
+// checkpoint_plan.h (layout), checkpoint_write.h, checkpoint_read.h, checkpoint_saver.h (in the background).
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "kernels/common/device.h"
 #include "trainer/files.h"
-#include "trainer/parameters.h"
 
 namespace kinoe {
 
 /// "RUN/checkpoints/step_00001000".
 std::string checkpoint_path(const std::string& run_directory, int64_t step);
 
-/// Bytes that write_checkpoint() will put on the disk, to a few KB.
-uint64_t checkpoint_bytes(const ParameterTable& table, DType weights);
+/// Steps of the complete checkpoints (those with a manifest), ascending.
+std::vector<int64_t> checkpoint_steps(Files& files, const std::string& run_directory);
 
-/// Writes config.json and model.safetensors (in 5 GB files with an index if larger) from the flat weights on the
-/// device, fp32 or bf16. Returns the directory. Waits for the device. Throws FileError (ExitCode::checkpoint).
-std::string write_checkpoint(Files& files, const std::string& run_directory, int64_t step, const Context& ctx,
-                             const ModelConfig& config, const ParameterTable& table, const Tensor& weights);
-
-/// The directory that `path` means: itself if it holds config.json, or the newest complete checkpoint of a run directory.
-/// Throws ExitCode::checkpoint if there is none.
+/// The directory of weights that `path` means: itself if it holds config.json, or the newest complete checkpoint of a run
+/// directory. Throws ExitCode::checkpoint if there is none.
 std::string find_checkpoint(Files& files, const std::string& path);
+
+/// What RUN/checkpoints/latest says when it is not the newest complete checkpoint: a sentence for the user, "" when it is.
+/// The file is a hint for people and scripts; this program goes by the manifests.
+std::string check_latest(Files& files, const std::string& run_directory);
 
 }  // namespace kinoe

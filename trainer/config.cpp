@@ -19,21 +19,14 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-/// An option as somebody gave it.
-struct Given {
-  std::string name;
-  Strings values;
-  std::string what;  // names it in messages
-};
-
 /// Applies what one source (the command line, a file) gave. A later source replaces values of an earlier one, also
 /// where it says the same in another unit.
 template <class C>
-void apply(const std::vector<Option<C>>& table, const std::vector<Given>& given, C& config) {
-  for (const Given& g : given) {
+void apply(const std::vector<Option<C>>& table, const std::vector<GivenOption>& given, C& config) {
+  for (const GivenOption& g : given) {
     const auto option =
         std::find_if(table.begin(), table.end(), [&](const Option<C>& o) { return o.name == g.name; });
-    for (const Given& other : given)
+    for (const GivenOption& other : given)
       if (!option->excludes.empty() && other.name == option->excludes)
         fail(ExitCode::usage, g.what, " and ", other.what, " say the same thing: give one of them");
     if (option->clear_other) option->clear_other(config);
@@ -44,9 +37,9 @@ void apply(const std::vector<Option<C>>& table, const std::vector<Given>& given,
 // ---- TOML file -----------------------------------------------------------------------------------------------------
 
 template <class C>
-std::vector<Given> given_in_toml(const std::vector<Option<C>>& table, const std::string& text,
-                                 const std::string& source) {
-  std::vector<Given> given;
+std::vector<GivenOption> given_in_toml(const std::vector<Option<C>>& table, const std::string& text,
+                                       const std::string& source) {
+  std::vector<GivenOption> given;
   for (const TomlEntry& entry : parse_toml(text, source)) {
     const std::string what = cat(source, " line ", entry.line, ": ", entry.key);
     const auto option =
@@ -84,7 +77,8 @@ constexpr const char* kFooter =
     "Values of the command line replace those of --config. The configuration a run used is in its\n"
     "run directory; --config reads it back.\n"
     "Exit codes: 0 finished, 1 a fault of this program, 2 options or configuration, 3 data,\n"
-    "4 checkpoint or model directory, 6 GPU, 7 a loss or gradient that is not finite.\n"
+    "4 checkpoint or model directory, 6 GPU, 7 a loss or gradient that is not finite, 75 stopped on request\n"
+    "with a checkpoint: start the same command again with --resume auto.\n"
     "Examples:\n"
     "  train_gpt                                     a tiny model on the built-in stories\n"
     "  train_gpt --data my.txt --out runs/mine       on a text\n"
@@ -142,8 +136,8 @@ void declare(CLI::App& app, const std::vector<Option<C>>& table) {
 }
 
 template <class C>
-std::vector<Given> given_on_command_line(const CLI::App& app, const std::vector<Option<C>>& table) {
-  std::vector<Given> given;
+std::vector<GivenOption> given_on_command_line(const CLI::App& app, const std::vector<Option<C>>& table) {
+  std::vector<GivenOption> given;
   for (const Option<C>& o : table) {
     const std::string shown = o.name.empty() ? o.metavar : "--" + o.name;
     const CLI::Option* option = app.get_option(shown);
@@ -236,7 +230,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   }
 
   // Values first: of "--lr --steps 5" the useful thing to say is what is wrong with --lr.
-  const std::vector<Given> given = given_on_command_line(app, run_table);
+  const std::vector<GivenOption> given = given_on_command_line(app, run_table);
   if (sample->parsed() || eval->parsed()) {
     const std::string command = sample->parsed() ? "sample" : "eval";
     if (!given.empty() || config_file->count() > 0)
@@ -259,12 +253,45 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   } else {
     if (config_file->count() > 0) {
       const std::string path = config_file->results()[0];
-      result.run = run_config_from_toml(read_file(path), path);
+      result.given = given_in_toml(run_table, read_file(path), path);
+      apply(run_table, result.given, result.run);
     }
     apply(run_table, given, result.run);
+    result.given.insert(result.given.end(), given.begin(), given.end());
   }
   refuse_unknown(app, run_table, {"sample", "eval"});
   return result;
+}
+
+std::vector<std::pair<std::string, std::string>> settings_of(const RunConfig& config) {
+  std::vector<std::pair<std::string, std::string>> settings;
+  for (const Option<RunConfig>& option : run_options())
+    if (const std::string value = option.write(config); !value.empty())
+      settings.emplace_back(option.name, value);
+  return settings;
+}
+
+RunConfig resumed_config(const std::vector<std::pair<std::string, std::string>>& recorded,
+                         const std::string& source, const std::vector<GivenOption>& given) {
+  std::string text;
+  for (const auto& [name, value] : recorded) text += name + " = " + value + "\n";
+  RunConfig config;
+  try {
+    config = run_config_from_toml(text, source);
+  } catch (Error& error) {
+    error.code = ExitCode::checkpoint;
+    throw;
+  }
+  // Of one start, not of the run.
+  const RunConfig defaults;
+  config.resume = defaults.resume;
+  config.override_ = defaults.override_;
+  config.stop_after = defaults.stop_after;
+  config.dry_run = defaults.dry_run;
+  config.gemm_trace = defaults.gemm_trace;
+  const auto table = run_options();
+  for (const GivenOption& g : given) apply(table, {g}, config);  // one by one: a later one replaces
+  return config;
 }
 
 std::string to_toml(const RunConfig& config) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/common/device.h"
@@ -23,10 +24,19 @@ struct RunConfig {
   std::vector<std::string> val_data;  // empty: the stories' own validation part, or no evaluation
   bool document_mask = false;         // attention stops where documents end
   // Model
-  std::string model;  // preset, Hugging Face directory or config.json; empty: chosen by the kind of data
+  std::string model;      // preset, Hugging Face directory or config.json; empty: chosen by the kind of data
+  std::string init_from;  // Hugging Face directory whose weights training starts from; empty: random
+  std::string tokenizer;  // directory whose tokenizer files go into the checkpoints
   // Run directory
   std::string out;                    // empty: a new runs/<time>, chosen by the caller
   std::optional<int64_t> save_every;  // steps; 0: only at the end
+  int64_t keep = 0;                   // newest checkpoints that stay; 0: all
+  int64_t keep_every = 0;             // and those whose step is a multiple of this; 0: none
+  // Going on
+  std::string resume = "never";        // never, auto, must, latest-valid, or a path
+  std::vector<std::string> override_;  // options whose recorded value may be replaced
+  std::optional<int64_t> stop_after;   // step
+  std::string data_start = "fresh";    // fresh or continue
   // Length and batch
   std::optional<int64_t> steps;         // optimizer steps; set by resolve()
   std::optional<int64_t> tokens;        // as the user's other way to say it; turned into steps by resolve()
@@ -95,19 +105,35 @@ struct EvalConfig {
   bool operator==(const EvalConfig&) const = default;
 };
 
+/// An option as somebody gave it.
+struct GivenOption {
+  std::string name;  // without "--"
+  std::vector<std::string> values;
+  std::string what;  // names it in messages: "--lr", or "run.toml line 3: lr"
+};
+
 enum class Action : uint8_t { train, sample, eval, help };
 
 struct CommandLine {
   Action action = Action::train;
-  RunConfig run;        // train
-  SampleConfig sample;  // sample
-  EvalConfig eval;      // eval
-  std::string text;     // help: print it and exit 0
+  RunConfig run;                   // train
+  std::vector<GivenOption> given;  // train: what `run` was made from, the command line's after the file's
+  SampleConfig sample;             // sample
+  EvalConfig eval;                 // eval
+  std::string text;                // help: print it and exit 0
 };
 
 /// Reads the command line and the --config file it may name (the command line wins). Every mistake throws
 /// Error(usage) with one line; nothing is printed.
 CommandLine parse_command_line(int argc, const char* const* argv);
+
+/// The configuration of a run that goes on: as recorded in a checkpoint (option, TOML value), and what the command line says
+/// on top. Throws Error(checkpoint) for a record this program cannot read, named by `source`.
+RunConfig resumed_config(const std::vector<std::pair<std::string, std::string>>& recorded,
+                         const std::string& source, const std::vector<GivenOption>& given);
+
+/// Every option that has a value, and that value as TOML.
+std::vector<std::pair<std::string, std::string>> settings_of(const RunConfig& config);
 
 /// What there is to compute on. `built` is false in a build without CUDA.
 struct GpuFacts {

@@ -139,15 +139,16 @@ Option<C> text(std::string name, std::string group, std::string metavar, std::st
 }
 
 template <class C>
-Option<C> paths(std::string name, std::string group, Strings C::*field, std::string help) {
+Option<C> texts(std::string name, std::string group, Strings C::*field, std::string metavar,
+                std::string help) {
   return {std::move(name),
           std::move(group),
-          "PATH",
+          std::move(metavar),
           std::move(help),
           Arity::many,
           [field](C& c, const Strings& v, const std::string& what) {
             for (const std::string& path : v)
-              if (path.empty()) fail(ExitCode::usage, what, ": expected a path, got an empty text");
+              if (path.empty()) fail(ExitCode::usage, what, ": expected a value, got an empty text");
             c.*field = v;
           },
           [field](const C& c) {
@@ -155,6 +156,11 @@ Option<C> paths(std::string name, std::string group, Strings C::*field, std::str
             for (const std::string& path : c.*field) list += (list.empty() ? "" : ", ") + toml_string(path);
             return list.empty() ? "" : "[" + list + "]";
           }};
+}
+
+template <class C>
+Option<C> paths(std::string name, std::string group, Strings C::*field, std::string help) {
+  return texts(std::move(name), std::move(group), field, "PATH", std::move(help));
 }
 
 template <class C>
@@ -203,9 +209,29 @@ std::vector<Option<RunConfig>> run_options() {
            "a preset, a Hugging Face directory or a config.json: the shape; weights start random (default: "
            "tiny for "
            "the stories, small for text)"),
-      text("out", dir, "DIR", &C::out, "run directory, must not exist yet (default: a new runs/<time>)"),
+      text("init-from", model, "HF_DIR", &C::init_from,
+           "start from these weights instead of random ones: a Hugging Face directory or a checkpoint"),
+      text("tokenizer", model, "DIR", &C::tokenizer,
+           "directory with the tokenizer's files, copied into every checkpoint (default: those beside the "
+           "weights of --init-from)"),
+      text("out", dir, "DIR", &C::out,
+           "run directory; must be new unless --resume is given (default: a new runs/<time>)"),
       count("save-every", dir, &C::save_every, 0,
-            "steps between checkpoints of the weights; 0: only at the end (default: a tenth of the run)"),
+            "steps between checkpoints; 0: only at the end (default: a tenth of the run)"),
+      count("keep", dir, &C::keep, 0, "keep the N newest checkpoints only; 0: all"),
+      count("keep-every", dir, &C::keep_every, 0,
+            "with --keep: keep those of every N-th step as well; 0: none"),
+      text("resume", dir, "never|auto|must|latest-valid|PATH", &C::resume,
+           "go on from a checkpoint; auto: from the newest in --out if there is one; must: else stop; "
+           "latest-valid: the newest that is not damaged; or from a run directory or checkpoint. "
+           "Options not given keep their recorded values"),
+      texts("override", dir, &C::override_, "NAME",
+            "with --resume: options whose new value may replace the recorded one, such as lr or data"),
+      count("stop-after", dir, &C::stop_after, 1,
+            "save and stop after this step, exit code 75; the schedule still aims at the end of the run"),
+      word("data-start", dir, &C::data_start, {"fresh", "continue"},
+           "with --init-from a checkpoint of this program: begin the data's order anew, or where the "
+           "checkpoint's run had come to"),
       instead_of(count("steps", length, &C::steps, 1,
                        "optimizer steps (default: 1000; 3600 below 300 k parameters)"),
                  "tokens", &C::tokens),

@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -382,5 +383,29 @@ std::string prepare_run_directory(Files& files, const RunDirectoryRequest& reque
     return path;
   });
 }
+
+RunLock::RunLock(const std::string& run_directory) {
+  const std::string path = join_path(run_directory, "lock");
+  fd_ = retry([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666); });
+  if (fd_ < 0) in_class(ExitCode::usage, [&] { throw FileError("open", path, errno); });
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    char text[256] = "";
+    const ssize_t got = ::pread(fd_, text, sizeof text - 1, 0);
+    std::string holder(text, static_cast<size_t>(std::max<ssize_t>(0, got)));
+    std::replace(holder.begin(), holder.end(), '\n', ' ');
+    ::close(fd_);
+    fail(ExitCode::usage, "run directory ", run_directory, " is in use by another process (", holder,
+         "): wait for it to end, or choose another --out");
+  }
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  const char* job = std::getenv("SLURM_JOB_ID");
+  const std::string text =
+      cat("host ", host, "\npid ", ::getpid(), "\n", job != nullptr ? cat("job ", job, "\n") : "");
+  // For people only: the lock itself is what counts.
+  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, text.data(), text.size(), 0) < 0) return;
+}
+
+RunLock::~RunLock() { ::close(fd_); }
 
 }  // namespace kinoe

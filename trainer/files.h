@@ -140,4 +140,18 @@ struct RunDirectoryRequest {
 std::string prepare_run_directory(Files& files, const RunDirectoryRequest& request,
                                   std::time_t now = std::time(nullptr));
 
+/// Holds a run directory for this process: RUN/lock with host, process and job, locked for as long as the object lives. The lock
+/// goes with the process, however that ends. Throws ExitCode::usage with what the file says where another process
+/// holds it; a file system without locks is let pass.
+class RunLock {
+ public:
+  explicit RunLock(const std::string& run_directory);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
 }  // namespace kinoe

@@ -68,6 +68,9 @@ std::vector<std::string> preset_names();
 ModelConfig model_config_from_json(const std::string& text, const std::string& source);
 std::string model_config_to_json(const ModelConfig& config, const std::string& torch_dtype);
 
+/// generation_config.json beside it: the tokens a text begins and ends with.
+std::string generation_config_json(const ModelConfig& config);
+
 /// One field per line, only those that differ: "hidden_size: 768 here, 1024 there". Empty when equal.
 std::string describe_difference(const ModelConfig& a, const ModelConfig& b);
 

@@ -342,4 +342,11 @@ std::string model_config_to_json(const ModelConfig& c, const std::string& torch_
   return json.dump(2) + "\n";
 }
 
+std::string generation_config_json(const ModelConfig& config) {
+  nlohmann::ordered_json json = {{"_from_model_config", true}};
+  if (config.bos_token >= 0) json["bos_token_id"] = config.bos_token;
+  if (config.eos_token >= 0) json["eos_token_id"] = config.eos_token;
+  return json.dump(2) + "\n";
+}
+
 }  // namespace kinoe

@@ -167,6 +167,20 @@ void Monitor::record(const EvalRecord& record) {
   draw_bar();
 }
 
+void Monitor::record(const SaveRecord& record) {
+  const std::string json = to_json(record);
+  write(metrics_, json + "\n");
+  if (options_.format == LogFormat::json)
+    print(out_, json);
+  else
+    print(record.error.empty() ? out_ : warnings_, to_line(record, options_.total_steps));
+  draw_bar();
+}
+
+void Monitor::sync() {
+  if (metrics_.fd >= 0) ::fdatasync(metrics_.fd);
+}
+
 void Monitor::note(const std::string& text) {
   print(options_.format == LogFormat::json ? warnings_ : out_, text);
   draw_bar();

@@ -55,15 +55,27 @@ struct EvalRecord {
   double eval_ms = 0;
 };
 
+/// A checkpoint that was written, or was not.
+struct SaveRecord {
+  int64_t step = 0;
+  std::string path;
+  std::string error;         // why it was not written; "" if it was
+  double save_stall_ms = 0;  // training waited
+  double save_ms = 0;        // until all of it was on the disk
+  int64_t save_bytes = 0;
+};
+
 /// JSON objects on one line, without the newline. Floats are the shortest text that reads back to the same bits; JSON has
 /// no NaN or infinity, so those are null. The hash is 16 hexadecimal digits in a string (a JSON number is a double to many
 /// readers).
 std::string to_json(const StepRecord& record);
 std::string to_json(const EvalRecord& record);
+std::string to_json(const SaveRecord& record);
 
 /// One line for people. `total_steps` 0: unknown.
 std::string to_line(const StepRecord& record, int64_t total_steps);
 std::string to_line(const EvalRecord& record, int64_t total_steps);
+std::string to_line(const SaveRecord& record, int64_t total_steps);
 
 /// One line as Megatron-DeepSpeed prints it, for its parsers. As there, the two last counters are of this line (0 or 1),
 /// not of the run.
@@ -101,6 +113,10 @@ class Monitor {
   /// Counts, writes and shows a step; returns it with the counters set.
   StepRecord record(StepRecord record);
   void record(const EvalRecord& record);
+  /// Written to metrics.jsonl and, for people, as a line in every format but json.
+  void record(const SaveRecord& record);
+  /// What has been recorded is on the disk when it returns, so that no step before a checkpoint can be missing after it.
+  void sync();
   /// A line for people between the steps (a sample, a warning) that leaves the bar intact. Goes to standard error under
   /// LogFormat::json, where standard output holds records only.
   void note(const std::string& text);
@@ -162,6 +178,10 @@ struct LossCurveStyle {
   std::optional<double> reference;  // a horizontal line, for instance the entropy of the data
   std::string reference_label;      // "entropy of the stories 1.234"
 };
+
+/// Makes metrics.jsonl end with `last_step`, so that a run that goes on from there writes no step twice. Returns how many records
+/// of later steps were cut off. No file: nothing to do. Throws ExitCode::usage.
+int64_t cut_metrics(const std::string& metrics_path, int64_t last_step);
 
 /// A picture as SVG: training loss as it was (faint) and smoothed, validation points, the reference.
 std::string loss_curve_svg(const LossHistory& given, const LossCurveStyle& style);

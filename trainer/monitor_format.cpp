@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cinttypes>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "trainer/monitor.h"
 #include "trainer/monitor_text.h"
@@ -17,6 +18,9 @@ class JsonLine {
   void add(const char* key, double value) { put(key, number(value)); }
   void add(const char* key, std::optional<double> value) { put(key, value ? number(*value) : "null"); }
   void add_text(const char* key, const std::string& plain) { put(key, '"' + plain + '"'); }
+  void add_any_text(const char* key, const std::string& text) {
+    put(key, nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
   [[nodiscard]] std::string text() const { return text_ + "}"; }
 
  private:
@@ -102,6 +106,17 @@ std::string to_json(const EvalRecord& record) {
   return line.text();
 }
 
+std::string to_json(const SaveRecord& record) {
+  JsonLine line;
+  line.add("step", record.step);
+  line.add_any_text("checkpoint", record.path);
+  if (!record.error.empty()) line.add_any_text("save_error", record.error);
+  line.add("save_stall_ms", record.save_stall_ms);
+  line.add("save_ms", record.save_ms);
+  line.add("save_bytes", record.save_bytes);
+  return line.text();
+}
+
 std::string to_line(const StepRecord& record, int64_t total_steps) {
   std::string line = progress_text(record.step, total_steps);
   line += format(" | loss %7.4f | norm %6.3f | lr %.2e | %7.1f ms | ", record.loss, record.grad_norm,
@@ -116,6 +131,15 @@ std::string to_line(const StepRecord& record, int64_t total_steps) {
 std::string to_line(const EvalRecord& record, int64_t total_steps) {
   return progress_text(record.step, total_steps) + format(" | validation loss %.4f | ", record.val_loss) +
          si(static_cast<double>(record.val_tokens)) + " tokens | " + duration_text(record.eval_ms * 1e-3);
+}
+
+std::string to_line(const SaveRecord& record, int64_t total_steps) {
+  if (!record.error.empty())
+    return progress_text(record.step, total_steps) + " | warning: no checkpoint: " + record.error +
+           "; training goes on";
+  return progress_text(record.step, total_steps) + " | saved " + si(static_cast<double>(record.save_bytes)) +
+         "B in " + duration_text(record.save_ms * 1e-3) +
+         format(", training waited %.0f ms", record.save_stall_ms);
 }
 
 std::string to_megatron(const StepRecord& record, int64_t total_steps) {

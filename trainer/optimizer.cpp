@@ -47,10 +47,7 @@ void set_parameters(const Context& ctx, const ParameterMemory& memory, const flo
   synchronize(ctx);
 }
 
-void Optimizer::initialize(const Context& ctx, uint64_t seed) const {
-  std::vector<float> flat(static_cast<size_t>(model_.table.flat_size()));
-  kinoe::initialize(model_.table, seed, flat.data());
-  set_parameters(ctx, memory_, flat.data());
+void Optimizer::prepare(const Context& ctx) const {
   fill_zero(ctx, memory_.gradients.data, memory_.gradients.bytes());
   fill_zero(ctx, memory_.m.data, memory_.m.bytes());
   fill_zero(ctx, memory_.v.data, memory_.v.bytes());
@@ -58,6 +55,13 @@ void Optimizer::initialize(const Context& ctx, uint64_t seed) const {
       model_.table.segments(0, model_.table.flat_size(), settings_.weight_decay);
   upload(ctx, memory_.segments.data, segments.data(), memory_.segments.bytes());
   synchronize(ctx);
+}
+
+void Optimizer::initialize(const Context& ctx, uint64_t seed) const {
+  prepare(ctx);
+  std::vector<float> flat(static_cast<size_t>(model_.table.flat_size()));
+  kinoe::initialize(model_.table, seed, flat.data());
+  set_parameters(ctx, memory_, flat.data());
 }
 
 void Optimizer::update(const Context& ctx, const Activations& acts, double lr, int64_t update,
@@ -68,6 +72,12 @@ void Optimizer::update(const Context& ctx, const Activations& acts, double lr, i
                   .raw_norm = memory_.raw_norm,
                   .nominal_tokens = nominal_tokens,
                   .grad_clip = settings_.grad_clip});
+  apply(ctx, acts, lr, update);
+}
+
+void Optimizer::hash(const Context& ctx, const Activations& acts) const { apply(ctx, acts, 0, 1); }
+
+void Optimizer::apply(const Context& ctx, const Activations& acts, double lr, int64_t update) const {
   adamw(ctx, {.masters = memory_.masters,
               .m = memory_.m,
               .v = memory_.v,

@@ -35,7 +35,9 @@ class Optimizer {
   Optimizer(const Model& model, const ParameterMemory& memory, const OptimizerSettings& settings)
       : model_(model), memory_(memory), settings_(settings) {}
 
-  /// Initial values from `seed`, zero moments, zero gradients (their padding stays zero for ever).
+  /// Zero moments and gradients (their padding stays zero for ever), the table of tensors.
+  void prepare(const Context& ctx) const;
+  /// prepare(), then initial values from `seed`.
   void initialize(const Context& ctx, uint64_t seed) const;
 
   /// The update of one step from the gradients of all its micro-batches; `acts.state` holds the reduced loss. Decides on the device
@@ -43,7 +45,12 @@ class Optimizer {
   void update(const Context& ctx, const Activations& acts, double lr, int64_t update,
               double nominal_tokens) const;
 
+  /// Adds the masters' hash to acts.state, whose gate must be closed (halted): nothing is updated.
+  void hash(const Context& ctx, const Activations& acts) const;
+
  private:
+  void apply(const Context& ctx, const Activations& acts, double lr, int64_t update) const;
+
   const Model& model_;
   const ParameterMemory& memory_;
   OptimizerSettings settings_;

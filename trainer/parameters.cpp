@@ -230,6 +230,17 @@ std::vector<AdamWSegment> ParameterTable::segments(int64_t begin, int64_t end, f
   return result;
 }
 
+std::vector<FlatRange> owned_ranges(const ParameterTable& table, int rank, int ranks) {
+  CHECK(ranks >= 1 && rank >= 0 && rank < ranks, "rank ", rank, " of ", ranks);
+  std::vector<FlatRange> owned;
+  for (const Bucket& bucket : table.buckets()) {
+    const int64_t chunks = bucket.size / kChunk, share = (chunks + ranks - 1) / ranks;
+    const int64_t first = std::min(chunks, rank * share), last = std::min(chunks, first + share);
+    if (first < last) owned.push_back({bucket.offset + first * kChunk, bucket.offset + last * kChunk});
+  }
+  return owned;
+}
+
 void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin, int64_t count, float* out) {
   if (parameter.init_std == 0) {
     std::fill_n(out, count, parameter.init_value);

@@ -99,6 +99,16 @@ class ParameterTable {
   std::vector<Placement<HeadTensors>> head_;
 };
 
+/// Elements [begin, end) of the flat range.
+struct FlatRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+/// What rank `rank` of `ranks` owns: of each bucket's n chunks its ceil(n / ranks) consecutive ones, of the last ranks fewer or
+/// none. Every range is a whole number of chunks; empty ones are left out.
+std::vector<FlatRange> owned_ranges(const ParameterTable& table, int rank, int ranks);
+
 /// Initial values of elements [begin, begin + count) of a parameter: a pure function of (seed, name, index).
 void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin, int64_t count, float* out);
 

@@ -50,9 +50,11 @@ std::string little_endian_u64(uint64_t value) {
 
 /// Gives the tensors of one file (indices into the plan, in the order of their bytes) their places, and the file its
 /// head. The header is padded with spaces so that the data begins at a multiple of 8.
-void lay_out(SafetensorsPlan& plan, size_t file, const std::vector<size_t>& members) {
+void lay_out(SafetensorsPlan& plan, size_t file, const std::vector<size_t>& members,
+             const std::vector<std::pair<std::string, std::string>>& metadata) {
   nlohmann::ordered_json header;
   header["__metadata__"] = {{"format", "pt"}};
+  for (const auto& [key, value] : metadata) header["__metadata__"][key] = value;
   uint64_t end = 0;
   for (const size_t t : members) {
     TensorPlace& place = plan.tensors[t];
@@ -150,7 +152,8 @@ uint64_t SafetensorsPlan::bytes() const {
 }
 
 SafetensorsPlan plan_safetensors(const std::vector<TensorInfo>& tensors, const std::string& stem,
-                                 uint64_t shard_bytes) {
+                                 uint64_t shard_bytes,
+                                 const std::vector<std::pair<std::string, std::string>>& metadata) {
   SafetensorsPlan plan;
   plan.stem = stem;
   std::unordered_set<std::string> names;
@@ -177,7 +180,7 @@ SafetensorsPlan plan_safetensors(const std::vector<TensorInfo>& tensors, const s
     std::stable_sort(members[f].begin(), members[f].end(), [&](size_t a, size_t b) {
       return size_of(tensors[a].dtype) > size_of(tensors[b].dtype);
     });
-    lay_out(plan, f, members[f]);
+    lay_out(plan, f, members[f], metadata);
   }
   if (members.size() > 1) plan.index = index_of(plan);
   return plan;

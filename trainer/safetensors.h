@@ -87,8 +87,11 @@ inline constexpr uint64_t kShardBytes = 5'000'000'000;  // transformers' classic
 /// Fills files in the given order with at most `shard_bytes` of tensors each (a larger tensor gets a file of
 /// its own). Within a file wider elements come first, as the format asks, so that every tensor is aligned to
 /// its element.
+///
+/// `metadata` joins {"format": "pt"} in every header.
 SafetensorsPlan plan_safetensors(const std::vector<TensorInfo>& tensors, const std::string& stem = "model",
-                                 uint64_t shard_bytes = kShardBytes);
+                                 uint64_t shard_bytes = kShardBytes,
+                                 const std::vector<std::pair<std::string, std::string>>& metadata = {});
 
 /// Bytes [offset, offset + bytes) of tensor `tensor` (an index into the plan), written to `to`. Called for
 /// consecutive ranges of whole elements, at most kWriteBlock at a time.

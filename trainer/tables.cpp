@@ -34,11 +34,15 @@ void print_row(const std::string& name, const std::string& value) {
 
 }  // namespace
 
-void print_memory(const Arena& plan, size_t host_bytes) {
+void print_memory(const Arena& plan, const std::vector<std::pair<std::string, size_t>>& host) {
   std::printf("memory\n");
   for (const Arena::Group& group : plan.groups()) print_row(group.name, mebibytes(group.bytes));
-  print_row("data buffers (host)", mebibytes(host_bytes));
-  print_row("total", mebibytes(plan.used() + host_bytes));
+  size_t total = plan.used();
+  for (const auto& [name, bytes] : host) {
+    print_row(name, mebibytes(bytes));
+    total += bytes;
+  }
+  print_row("total", mebibytes(total));
 }
 
 void print_run(const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "dataloader/dataset.h"
 #include "kernels/common/arena.h"
@@ -19,7 +21,7 @@ std::string mebibytes(size_t bytes);                      // "12.3 MiB"
 void print_run(const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
                const Dataset& training, const Dataset* validation);
 
-/// The groups of a plan, the host's buffers, and their sum.
-void print_memory(const Arena& plan, size_t host_bytes);
+/// The groups of a plan, the host's buffers by name, and their sum.
+void print_memory(const Arena& plan, const std::vector<std::pair<std::string, size_t>>& host);
 
 }  // namespace kinoe

@@ -1,0 +1,257 @@
+#include "trainer/checkpoint_read.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <set>
+
+#include "kernels/adamw.h"
+
+namespace kinoe {
+namespace {
+
+constexpr int64_t kPieceChunks = 64;  // 4 MiB of fp32 per read
+
+std::string names(const std::vector<std::string>& list) {
+  constexpr size_t kListed = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(list.size(), kListed); ++i) text += (i ? ", " : "") + list[i];
+  return list.size() > kListed ? text + ", ..." : text;
+}
+
+/// Runs work(0) ... work(count - 1) on all cores; the first exception is thrown when all have ended.
+template <class Work>
+void in_parallel(size_t count, const Work& work) {
+  std::exception_ptr error;
+  std::atomic<bool> failed = false;
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < count; ++i) {
+    if (failed.load(std::memory_order_relaxed)) continue;
+    try {
+      work(i);
+    } catch (...) {
+#pragma omp critical(checkpoint_error)
+      if (!error) error = std::current_exception();
+      failed = true;
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+/// Files below a directory, relative, one level of folders deep.
+std::vector<std::string> files_below(Files& files, const std::string& directory) {
+  std::vector<std::string> found;
+  for (const std::string& name : files.list(directory)) {
+    if (files.kind(join_path(directory, name)) != Files::Kind::directory)
+      found.push_back(name);
+    else
+      for (const std::string& inner : files.list(join_path(directory, name)))
+        found.push_back(name + "/" + inner);
+  }
+  return found;
+}
+
+}  // namespace
+
+struct CheckpointReader::Piece {
+  size_t parameter = 0;
+  int64_t first = 0, last = 0;  // elements wanted, within the tensor
+  float* to = nullptr;          // of element `first`
+};
+
+CheckpointReader::CheckpointReader(Files& files, std::string directory)
+    : directory_(std::move(directory)), all_files_(files) {
+  const std::string manifest = join_path(directory_, "trainer/manifest.json");
+  if (files.kind(manifest) != Files::Kind::file)
+    fail(ExitCode::checkpoint, directory_,
+         files.kind(directory_) == Files::Kind::absent
+             ? ": no such checkpoint; check the path"
+             : ": no complete checkpoint: trainer/manifest.json is missing; to start from weights alone use "
+               "--init-from");
+  manifest_ = checkpoint_manifest_from_json(read_file(files, manifest), manifest);
+  check_files();
+  state_ = training_state_from_json(read_file(files, join_path(directory_, "trainer/state.json")),
+                                    join_path(directory_, "trainer/state.json"));
+  if (state_.step != manifest_.step)
+    fail(ExitCode::checkpoint, directory_, ": state.json is of step ", state_.step, ", the manifest of step ",
+         manifest_.step);
+  model_ = load_model_config(directory_);
+  for (const FileRecord& file : manifest_.files)
+    files_.push_back(files.open_read(join_path(directory_, file.name)));
+  for (const Section section : kSections) {
+    auto& index = by_name_[static_cast<size_t>(section)];
+    const auto& tensors = manifest_.sections[static_cast<size_t>(section)];
+    for (size_t i = 0; i < tensors.size(); ++i) index.emplace_back(tensors[i].name, i);
+    std::sort(index.begin(), index.end());
+  }
+}
+
+/// Sizes, headers and small files; what is missing and what does not belong.
+void CheckpointReader::check_files() const {
+  std::set<std::string> known = {"trainer/manifest.json"};
+  std::vector<std::string> missing, extra;
+  for (const FileRecord& file : manifest_.files) {
+    known.insert(file.name);
+    const std::string path = join_path(directory_, file.name);
+    if (all_files_.kind(path) != Files::Kind::file) {
+      missing.push_back(file.name);
+      continue;
+    }
+    const std::unique_ptr<File> opened = all_files_.open_read(path);
+    if (opened->size() != static_cast<uint64_t>(file.bytes))
+      fail(ExitCode::checkpoint, path, ": ", opened->size(), " bytes, the manifest says ", file.bytes,
+           ": truncated or of another step; use another checkpoint");
+    std::string covered(static_cast<size_t>(file.covered), '\0');
+    opened->read_at(0, covered.data(), covered.size());
+    if (checksum(covered.data(), covered.size()) != file.checksum)
+      fail(ExitCode::checkpoint, path, ": checksum of its first ", file.covered,
+           " bytes does not fit the manifest: damaged or of another step; use another checkpoint");
+  }
+  // Anything may lie beside the model but what a reader would take for part of it.
+  for (const std::string& name : files_below(all_files_, directory_))
+    if (known.count(name) == 0 && (name.find('/') != std::string::npos || name.ends_with(".safetensors") ||
+                                   name.ends_with(".safetensors.index.json")))
+      extra.push_back(name);
+  if (!missing.empty() || !extra.empty())
+    fail(ExitCode::checkpoint, directory_, ": not the files its manifest lists",
+         missing.empty() ? "" : "; missing: ", names(missing),
+         extra.empty() ? "" : "; not known: ", names(extra), "; restore them, or use another checkpoint");
+}
+
+std::string CheckpointReader::small_file(const std::string& name) const {
+  const auto listed = [&](const FileRecord& file) { return file.name == name; };
+  if (std::none_of(manifest_.files.begin(), manifest_.files.end(), listed)) return "";
+  return read_file(all_files_, join_path(directory_, name));
+}
+
+void CheckpointReader::check_model(const ModelConfig& wanted, const ParameterTable& table) const {
+  std::string difference = describe_difference(wanted, model_);
+  std::replace(difference.begin(), difference.end(), '\n', ';');
+  if (!difference.empty())
+    fail(ExitCode::checkpoint, directory_, " holds another model: ", difference,
+         " (here: wanted, there: in the checkpoint)");
+  for (const Section section : kSections) {
+    const auto& tensors = manifest_.sections[static_cast<size_t>(section)];
+    if (section == Section::masters && tensors.empty()) continue;
+    if (tensors.size() != table.parameters().size())
+      fail(ExitCode::checkpoint, directory_, ": ", tensors.size(), " tensors in section ", name_of(section),
+           ", the model has ", table.parameters().size());
+    for (const Parameter& p : table.parameters())
+      if (record(section, p).shape != p.shape)
+        fail(ExitCode::checkpoint, directory_, ": tensor ", p.name, " is ",
+             shape_text(record(section, p).shape), " in section ", name_of(section), ", the model has ",
+             shape_text(p.shape));
+  }
+}
+
+const TensorRecord& CheckpointReader::record(Section section, const Parameter& parameter) const {
+  const auto& index = by_name_[static_cast<size_t>(section)];
+  const auto found = std::lower_bound(index.begin(), index.end(), std::pair(parameter.name, size_t{0}));
+  if (found == index.end() || found->first != parameter.name)
+    fail(ExitCode::checkpoint, directory_, ": tensor ", parameter.name, " is missing in section ",
+         name_of(section));
+  return manifest_.sections[static_cast<size_t>(section)][found->second];
+}
+
+void CheckpointReader::damaged(const TensorRecord& tensor, const std::string& what) const {
+  fail(ExitCode::checkpoint, join_path(directory_, manifest_.files[tensor.file].name), ": tensor ",
+       tensor.name, ": ", what, "; use an older checkpoint, or --resume latest-valid");
+}
+
+/// The bytes of elements [first, last), which are whole chunks.
+void CheckpointReader::read_checked(const TensorRecord& tensor, int64_t first, int64_t last,
+                                    std::vector<char>& bytes) const {
+  const auto element = static_cast<int64_t>(size_of(tensor.type));
+  bytes.resize(static_cast<size_t>((last - first) * element));
+  files_[tensor.file]->read_at(static_cast<uint64_t>(tensor.offset + first * element), bytes.data(),
+                               bytes.size());
+  for (int64_t c = tensor.chunks.holding(first); c < tensor.chunks.count() && tensor.chunks.begin(c) < last;
+       ++c) {
+    const char* from = bytes.data() + (tensor.chunks.begin(c) - first) * element;
+    const auto size = static_cast<size_t>((tensor.chunks.end(c) - tensor.chunks.begin(c)) * element);
+    if (checksum(from, size) != tensor.checksums[static_cast<size_t>(c)])
+      damaged(tensor, cat("elements ", tensor.chunks.begin(c), " to ", tensor.chunks.end(c) - 1,
+                          " do not fit their checksum"));
+  }
+}
+
+uint64_t CheckpointReader::read_piece(Section section, const ParameterTable& table,
+                                      const Piece& piece) const {
+  const Parameter& p = table.parameters()[piece.parameter];
+  const TensorRecord& tensor = record(section, p);
+  const Chunks& chunks = tensor.chunks;
+  const int64_t begin = chunks.begin(chunks.holding(piece.first));
+  const int64_t end = chunks.end(chunks.holding(piece.last - 1));
+  std::vector<char> bytes;
+  read_checked(tensor, begin, end, bytes);
+  const auto skipped = static_cast<size_t>(piece.first - begin);
+  const auto count = static_cast<size_t>(piece.last - piece.first);
+  if (tensor.type == FileDType::f32) {
+    std::memcpy(piece.to, bytes.data() + skipped * sizeof(float), count * sizeof(float));
+  } else {
+    const auto* narrow = reinterpret_cast<const bf16*>(bytes.data()) + skipped;
+    for (size_t i = 0; i < count; ++i) piece.to[i] = to_float(narrow[i]);
+  }
+  for (size_t i = 0; i < count; ++i)
+    if (!std::isfinite(piece.to[i]) || (section == Section::v && piece.to[i] < 0))
+      damaged(tensor, cat("element ", piece.first + static_cast<int64_t>(i), " is ", piece.to[i]));
+
+  const bool masters =
+      section == Section::masters || (section == Section::weights && tensor.type == FileDType::f32);
+  if (!masters) return 0;
+  if (section == Section::masters) {  // the other copy of the same numbers
+    const TensorRecord& weights = record(Section::weights, p);
+    read_checked(weights, begin, end, bytes);
+    const auto* narrow = reinterpret_cast<const bf16*>(bytes.data()) + skipped;
+    for (size_t i = 0; i < count; ++i)
+      if (narrow[i].bits != to_bf16(piece.to[i]).bits)
+        damaged(weights, cat("element ", piece.first + static_cast<int64_t>(i), " is ", to_float(narrow[i]),
+                             ", not its master ", piece.to[i], " rounded to bf16"));
+  }
+  uint64_t hash = 0;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &piece.to[i], sizeof bits);
+    hash += master_hash(p.key, piece.first + static_cast<int64_t>(i), bits);
+  }
+  return hash;
+}
+
+uint64_t CheckpointReader::read(Section section, const ParameterTable& table, int64_t begin, int64_t count,
+                                float* out) const {
+  if (section == Section::masters && manifest_.sections[static_cast<size_t>(section)].empty())
+    section = Section::weights;
+  std::fill_n(out, count, 0.0F);
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < table.parameters().size(); ++i) {
+    const Parameter& p = table.parameters()[i];
+    const int64_t last = std::min(p.offset + p.size, begin + count) - p.offset;
+    for (int64_t first = std::max(p.offset, begin) - p.offset; first < last;) {
+      const int64_t end = std::min(last, first + kPieceChunks * kChunk);
+      pieces.push_back({i, first, end, out + (p.offset + first - begin)});
+      first = end;
+    }
+  }
+  std::atomic<uint64_t> hash = 0;
+  in_parallel(pieces.size(), [&](size_t i) { hash += read_piece(section, table, pieces[i]); });
+  return hash;
+}
+
+void CheckpointReader::verify() const {
+  const ParameterTable table(model_);
+  check_model(model_, table);
+  constexpr int64_t kBlock = kChunk * 1024;
+  std::vector<float> block(static_cast<size_t>(std::min(kBlock, table.flat_size())));
+  uint64_t hash = 0;
+  for (const Section section : {Section::masters, Section::m, Section::v})
+    for (int64_t at = 0; at < table.flat_size(); at += kBlock)
+      hash += read(section, table, at, std::min(kBlock, table.flat_size() - at), block.data());
+  if (hash != state_.weights_hash)
+    fail(ExitCode::checkpoint, directory_,
+         ": the weights are not those of the step its state.json names (hashes ", hash, " and ",
+         state_.weights_hash, "); use an older checkpoint, or --resume latest-valid");
+}
+
+}  // namespace kinoe

@@ -1,0 +1,224 @@
+#include "trainer/resume.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "kernels/cast.h"
+#include "kernels/common/nearest.h"
+#include "trainer/checkpoint.h"
+
+namespace kinoe {
+namespace {
+
+/// Options whose value is part of the result.
+constexpr std::array<std::string_view, 15> kRecorded = {
+    "steps",         "global-batch", "seed",         "lr",    "schedule",
+    "warmup-tokens", "min-lr-frac",  "weight-decay", "beta1", "beta2",
+    "eps",           "grad-clip",    "adam-state",   "dtype", "document-mask"};
+/// One that has no meaning in the middle of a run: the same number of samples would be other tokens.
+constexpr std::string_view kFixed = "seq-len";
+constexpr std::string_view kData = "data";  // compared by content, not by path
+
+/// What a name given to --override covers.
+std::string canonical(const std::string& name) {
+  if (name == "tokens") return "steps";
+  if (name == "warmup-steps") return "warmup-tokens";
+  return name;
+}
+
+constexpr const char* kOtherSettings = "not the settings the checkpoint recorded: ";
+constexpr const char* kHowToChange = "; leave them out, or name what may change with --override";
+
+bool contains(const std::vector<std::string>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+std::string value_in(const std::vector<std::pair<std::string, std::string>>& settings,
+                     std::string_view name) {
+  const auto found =
+      std::find_if(settings.begin(), settings.end(), [&](const auto& s) { return s.first == name; });
+  return found == settings.end() ? "not set" : found->second;
+}
+
+std::vector<std::string> overridden(const RunConfig& config) {
+  std::vector<std::string> names = {std::string(kData)}, result;
+  for (const std::string_view name : kRecorded) names.emplace_back(name);
+  for (const std::string& given : config.override_) {
+    const std::string name = canonical(given);
+    if (name == kFixed)
+      fail(ExitCode::usage, "--override ", given,
+           ": the length of sequences cannot change within a run; start a new one with --init-from");
+    if (!contains(names, name))
+      fail(ExitCode::usage, "--override ", given,
+           ": not an option that needs it; nearest: ", nearest_name(name, names));
+    result.push_back(name);
+  }
+  return result;
+}
+
+std::unique_ptr<CheckpointReader> newest_valid(Files& files, const std::string& run,
+                                               std::vector<std::string>& notes) {
+  std::vector<int64_t> steps = checkpoint_steps(files, run);
+  for (; !steps.empty(); steps.pop_back()) {
+    try {
+      auto checkpoint = std::make_unique<CheckpointReader>(files, checkpoint_path(run, steps.back()));
+      checkpoint->verify();
+      return checkpoint;
+    } catch (const Error& error) {
+      notes.push_back(cat("passed over: ", error.what()));
+    }
+  }
+  return nullptr;
+}
+
+/// RUN of RUN/checkpoints/step_00001000; "" for a checkpoint that lies elsewhere.
+std::string run_of(const std::string& checkpoint) {
+  const std::string checkpoints = parent_directory(checkpoint);
+  return checkpoints.ends_with("/checkpoints") ? parent_directory(checkpoints) : "";
+}
+
+/// A directory that is there and is no run must not become one.
+void check_is_run(Files& files, const std::string& path) {
+  if (files.kind(path) != Files::Kind::directory || files.list(path).empty()) return;
+  if (files.kind(join_path(path, "config.toml")) != Files::Kind::file)
+    fail(ExitCode::usage, "run directory ", path,
+         " exists and is not a run (it has no config.toml): nothing was changed; choose another --out");
+}
+
+}  // namespace
+
+ResumePoint find_resume_point(Files& files, const RunConfig& config) {
+  ResumePoint point;
+  const std::string& mode = config.resume;
+  point.run_directory = config.out;
+  if (mode == "never") {
+    if (!config.override_.empty())
+      fail(ExitCode::usage,
+           "--override goes with --resume; without it nothing is recorded that could be replaced");
+    return point;
+  }
+  const bool named = mode == "auto" || mode == "must" || mode == "latest-valid";
+  if (named) {
+    if (config.out.empty())
+      fail(ExitCode::usage, "--resume ", mode, " needs --out RUN_DIR, the run to go on with");
+    check_is_run(files, config.out);
+    if (const std::string note = check_latest(files, config.out); !note.empty()) point.notes.push_back(note);
+    const std::vector<int64_t> steps = checkpoint_steps(files, config.out);
+    if (mode == "latest-valid")
+      point.checkpoint = newest_valid(files, config.out, point.notes);
+    else if (!steps.empty())
+      point.checkpoint = std::make_unique<CheckpointReader>(files, checkpoint_path(config.out, steps.back()));
+    if (!point.checkpoint && mode != "auto")
+      fail(ExitCode::checkpoint, "--resume ", mode, ": no ", mode == "must" ? "" : "undamaged ",
+           "checkpoint in ", join_path(config.out, "checkpoints"),
+           point.notes.empty() ? "" : "; " + point.notes.back());
+    return point;
+  }
+
+  if (files.kind(mode) != Files::Kind::directory)
+    fail(ExitCode::checkpoint, "--resume ", mode,
+         ": no such directory; expected never, auto, must, latest-valid, "
+         "a run directory or a checkpoint");
+  point.checkpoint = std::make_unique<CheckpointReader>(files, find_checkpoint(files, mode));
+  const std::string run = run_of(point.checkpoint->directory());
+  if (point.run_directory.empty()) point.run_directory = run;
+  if (point.run_directory == run && !run.empty()) {
+    const std::vector<int64_t> steps = checkpoint_steps(files, run);
+    if (steps.back() > point.checkpoint->state().step)
+      fail(ExitCode::checkpoint, "--resume ", mode, ": ", run, " has a later checkpoint, of step ",
+           steps.back(), "; give another --out to branch off, or remove the later ones");
+  } else if (!point.run_directory.empty() && !checkpoint_steps(files, point.run_directory).empty()) {
+    fail(ExitCode::usage, "--out ", point.run_directory, " has checkpoints of its own; choose another --out");
+  }
+  return point;
+}
+
+void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>& notes) {
+  const std::vector<std::string> allowed = overridden(config);
+  const auto now = settings_of(config);
+  if (value_in(state.settings, kFixed) != value_in(now, kFixed))
+    fail(ExitCode::checkpoint, "seq-len: ", value_in(state.settings, kFixed), " in the checkpoint, ",
+         value_in(now, kFixed), " here; it cannot change within a run: start a new one with --init-from");
+  std::string refused;
+  bool other_length = false;
+  for (const std::string_view name : kRecorded) {
+    const std::string from = value_in(state.settings, name), to = value_in(now, name);
+    if (from == to) continue;
+    if (!contains(allowed, name)) {
+      refused += cat(refused.empty() ? "" : "; ", name, ": ", from, " in the checkpoint, ", to, " here");
+      continue;
+    }
+    other_length |= name == "steps";
+    state.changes.push_back({state.step, std::string(name), from, to});
+    notes.push_back(cat("from step ", state.step + 1, " on ", name, " is ", to, ", was ", from));
+  }
+  if (!refused.empty()) fail(ExitCode::checkpoint, kOtherSettings, refused, kHowToChange);
+
+  const int64_t per_step = config.tokens_per_step();
+  if (other_length) {
+    if (*config.steps < state.step)
+      fail(ExitCode::checkpoint, "--steps ", *config.steps, ": the checkpoint is of step ", state.step,
+           " already");
+    state.schedule_tokens = state.tokens + (*config.steps - state.step) * per_step;
+  } else {
+    const int64_t left = std::max<int64_t>(0, state.schedule_tokens - state.tokens);
+    const int64_t steps = state.step + (left + per_step - 1) / per_step;
+    if (steps != *config.steps)
+      notes.push_back(cat("the schedule ends at ", state.schedule_tokens, " tokens as before: at step ",
+                          steps, " with this batch"));
+    config.steps = steps;
+  }
+  for (const char* name : {"micro-batch", "device"})
+    if (const std::string from = value_in(state.settings, name), to = value_in(now, name); from != to)
+      notes.push_back(cat(name, " is ", to, ", was ", from,
+                          ": sums are added in another order, the last bits may differ"));
+}
+
+void reconcile_data(const RunConfig& config, TrainingState& state, const DataState& now,
+                    std::vector<std::string>& notes) {
+  const std::vector<std::string> differences = describe_change(state.data, now);
+  std::string all;
+  for (const std::string& line : differences) all += (all.empty() ? "" : "; ") + line;
+  if (!differences.empty() && !contains(overridden(config), kData))
+    fail(ExitCode::checkpoint, "the training data is not the checkpoint's: ", all, kHowToChange);
+  if (!differences.empty()) {
+    state.changes.push_back({state.step, std::string(kData), all, "accepted"});
+    notes.push_back(cat("from step ", state.step + 1, " on the data is other: ", all));
+  }
+  state.data = now;
+}
+
+uint64_t load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
+                         const ParameterMemory& memory) {
+  constexpr int64_t kBlock = int64_t{1} << 23;
+  const int64_t n = table.flat_size();
+  const Memory staging =
+      Memory::pinned(ctx.backend, static_cast<size_t>(std::min(kBlock, n)) * sizeof(float));
+  auto* block = static_cast<float*>(staging.data());
+  uint64_t hash = 0;
+  std::vector<bf16> narrow;
+  const auto load = [&](Section section, const Tensor& to) {
+    for (int64_t at = 0; at < n; at += kBlock) {
+      const int64_t count = std::min(kBlock, n - at);
+      hash += checkpoint.read(section, table, at, count, block);
+      const Tensor part = to.slice(at, count);
+      if (part.dtype == DType::bf16) {
+        narrow.resize(static_cast<size_t>(count));
+        std::transform(block, block + count, narrow.begin(), [](float x) { return to_bf16(x); });
+        upload(ctx, part.data, narrow.data(), part.bytes());
+      } else {
+        upload(ctx, part.data, block, part.bytes());
+      }
+      synchronize(ctx);
+    }
+  };
+  load(Section::masters, memory.masters);
+  load(Section::m, memory.m);
+  load(Section::v, memory.v);
+  if (memory.weights.data != memory.masters.data) cast(ctx, {memory.weights, memory.masters});
+  synchronize(ctx);
+  return hash;
+}
+
+}  // namespace kinoe

@@ -1,0 +1,43 @@
+// Going on with a run: from which checkpoint, with which settings, and its numbers into memory.
+//
+// What decides the numbers (model, data, order, optimizer, schedule) must be what the checkpoint recorded unless the user names
+// it with --override; the model never may change. Everything else (micro-batch, device, reports, saving) is free. A
+// change is noted in the checkpoints that follow.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trainer/checkpoint_read.h"
+#include "trainer/config.h"
+#include "trainer/model.h"
+#include "trainer/optimizer.h"
+
+namespace kinoe {
+
+struct ResumePoint {
+  std::unique_ptr<CheckpointReader> checkpoint;  // null: the run starts from its beginning
+  std::string run_directory;                     // to go on in; "" where the caller chooses a new one
+  std::vector<std::string> notes;                // sentences for the user
+};
+
+/// Finds what --resume and --out mean. Throws ExitCode::checkpoint where a checkpoint is asked for and there is none, or it is
+/// damaged; ExitCode::usage for a combination that means nothing.
+ResumePoint find_resume_point(Files& files, const RunConfig& config);
+
+/// Compares a resolved configuration with the recorded one; throws ExitCode::checkpoint with all differences that need
+/// --override and do not have it. Appends what changes to `state`. The schedule keeps its end in tokens unless the number of
+/// steps is overridden: with another global batch config.steps is counted anew.
+void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>& notes);
+
+/// The same for the data: `now` is what was opened.
+void reconcile_data(const RunConfig& config, TrainingState& state, const DataState& now,
+                    std::vector<std::string>& notes);
+
+/// Masters, moments and weights from a checkpoint into device memory, block by block, each checked. Returns the sum of the
+/// masters' hashes.
+uint64_t load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
+                         const ParameterMemory& memory);
+
+}  // namespace kinoe
