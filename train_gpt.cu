@@ -430,9 +430,9 @@ void record_run(Files& files, const RunConfig& config, const DeviceInfo& device,
 }
 
 /// Of --tokenizer, else those that lie beside the weights the run starts or goes on from.
-std::vector<SmallFile> tokenizer_files(Files& files, const std::string& wanted, const RunConfig& config,
+std::vector<SmallFile> tokenizer_files(Files& files, const std::string& wanted, const std::string& source,
                                        const ResumePoint& from) {
-  const std::string beside = from.checkpoint ? from.checkpoint->directory() : config.init_from;
+  const std::string beside = from.checkpoint ? from.checkpoint->directory() : source;
   if (wanted.empty()) return beside.empty() ? std::vector<SmallFile>{} : read_tokenizer_files(files, beside);
   std::vector<SmallFile> found = read_tokenizer_files(files, wanted);
   if (found.empty())
@@ -441,14 +441,25 @@ std::vector<SmallFile> tokenizer_files(Files& files, const std::string& wanted, 
   return found;
 }
 
-/// Weights made elsewhere, and where in the data's order to begin.
-void start_from_weights(Files& files, const Context& ctx, const RunConfig& config, const Model& model,
-                        const ParameterMemory& memory, TrainingState& state) {
-  std::vector<float> flat(static_cast<size_t>(model.table.flat_size()));
-  read_weights(files, config.init_from, model.table, flat.data());
+/// The model of the weights at `source`, where --init-from leads; --model, if given, must be the same.
+ModelConfig model_of_weights(Files& files, const std::string& source, const RunConfig& config) {
+  const ModelConfig theirs = source_config(files, source);
+  if (config.model == config.init_from) return theirs;
+  std::string difference = describe_difference(load_model_config(config.model), theirs);
+  for (size_t i; (i = difference.find('\n')) != std::string::npos;) difference.replace(i, 1, "; ");
+  if (!difference.empty())
+    fail(ExitCode::checkpoint, "--model ", config.model, " (here) is not the model of --init-from ",
+         config.init_from, " (there): ", difference, "; leave --model out to take theirs");
+  return theirs;
+}
+
+/// Weights made elsewhere, read from `source` to `flat`, and where in the data's order to begin.
+void start_from_weights(Files& files, const Context& ctx, const RunConfig& config, const std::string& source,
+                        const std::vector<float>& flat, const ParameterMemory& memory, TrainingState& state) {
   set_parameters(ctx, memory, flat.data());
+  synchronize(ctx);
   if (config.data_start == "continue") {
-    const CheckpointReader checkpoint(files, config.init_from);
+    const CheckpointReader checkpoint(files, source);
     state.first_sample = checkpoint.state().first_sample + checkpoint.state().samples;
   }
 }
@@ -468,6 +479,8 @@ int train(const CommandLine& command, int argc, char** argv) {
   // Model and data decide the defaults.
   const std::vector<DataSource> training_files = expand_data(config.data);
   const bool model_given = !command.run.model.empty();
+  const std::string source =
+      from.checkpoint || config.init_from.empty() ? "" : find_weights(*files, config.init_from);
   if (config.model.empty() && !config.init_from.empty()) config.model = config.init_from;
   if (config.model.empty()) {
     if (!byte_tokens(training_files))
@@ -475,8 +488,9 @@ int train(const CommandLine& command, int argc, char** argv) {
            "token shards need a model of their vocabulary: give --model, for instance gpt2-124m");
     config.model = on_stories(config) ? "tiny" : "small";
   }
-  const ModelConfig model_config =
-      from.checkpoint && !model_given ? from.checkpoint->model() : load_model_config(config.model);
+  const ModelConfig model_config = from.checkpoint && !model_given ? from.checkpoint->model()
+                                   : !source.empty()               ? model_of_weights(*files, source, config)
+                                                                   : load_model_config(config.model);
   validate(model_config);
   if (from.checkpoint) from.checkpoint->check_model(model_config, ParameterTable(model_config));
   const std::vector<DataSource> validation_files = expand_data(config.val_data);
@@ -525,9 +539,14 @@ int train(const CommandLine& command, int argc, char** argv) {
          mebibytes(info.free_bytes),
          " free; use a smaller --micro-batch, --recompute block, or a smaller model");
   std::fflush(stdout);
-  const std::vector<SmallFile> tokenizers = tokenizer_files(*files, command.run.tokenizer, config, from);
+  const std::vector<SmallFile> tokenizers = tokenizer_files(*files, command.run.tokenizer, source, from);
   if (config.dry_run) return 0;
 
+  std::vector<float> initial;  // read before anything is written: it may not fit
+  if (!source.empty()) {
+    initial.resize(static_cast<size_t>(model.table.flat_size()));
+    read_weights(*files, source, model.table, initial.data());
+  }
   const uint64_t checkpoint_bytes =
       plan_checkpoint(model.table, model.dtype, planned_memory.parameters.m.dtype, 0).bytes();
   config.out = prepare_run_directory(*files, {.path = config.out,
@@ -551,9 +570,10 @@ int train(const CommandLine& command, int argc, char** argv) {
     if (training.weights_hash() != state.weights_hash)
       fail(ExitCode::checkpoint, from.checkpoint->directory(),
            ": the weights in memory are not those of step ", state.step, " (their hash differs)");
-  } else if (!config.init_from.empty()) {
+  } else if (!source.empty()) {
     training.prepare();
-    start_from_weights(*files, ctx, config, model, run_memory.parameters, state);
+    start_from_weights(*files, ctx, config, source, initial, run_memory.parameters, state);
+    std::vector<float>().swap(initial);
   } else {
     training.initialize();
   }

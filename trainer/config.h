@@ -24,8 +24,9 @@ struct RunConfig {
   std::vector<std::string> val_data;  // empty: the stories' own validation part, or no evaluation
   bool document_mask = false;         // attention stops where documents end
   // Model
-  std::string model;      // preset, Hugging Face directory or config.json; empty: chosen by the kind of data
-  std::string init_from;  // Hugging Face directory whose weights training starts from; empty: random
+  std::string model;  // preset, Hugging Face directory or config.json; empty: chosen by the kind of data
+  std::string
+      init_from;  // Hugging Face directory, run, checkpoint or llm.c model file; empty: random weights
   std::string tokenizer;  // directory whose tokenizer files go into the checkpoints
   // Run directory
   std::string out;                    // empty: a new runs/<time>, chosen by the caller

@@ -209,8 +209,10 @@ std::vector<Option<RunConfig>> run_options() {
            "a preset, a Hugging Face directory or a config.json: the shape; weights start random (default: "
            "tiny for "
            "the stories, small for text)"),
-      text("init-from", model, "HF_DIR", &C::init_from,
-           "start from these weights instead of random ones: a Hugging Face directory or a checkpoint"),
+      text("init-from", model, "HF_DIR|RUN|FILE", &C::init_from,
+           "start from these weights instead of random ones: a Hugging Face directory of a supported family, "
+           "a "
+           "run (its last checkpoint), a checkpoint, or a model file of llm.c; --model defaults to theirs"),
       text("tokenizer", model, "DIR", &C::tokenizer,
            "directory with the tokenizer's files, copied into every checkpoint (default: those beside the "
            "weights of --init-from)"),

@@ -47,13 +47,17 @@ std::string sample_text(const Context& ctx, const Model& model, LayerHooks hooks
       byte_tokenizer()->decode(sampler.generate(ctx, hooks, sample_prompt(""), options, ended).front()));
 }
 
+std::string find_weights(Files& files, const std::string& path) {
+  return is_llmc_model(files, path) ? path : find_checkpoint(files, path);
+}
+
 LoadedModel load_model(const std::string& path, DeviceChoice choice, std::optional<DType> dtype) {
   const DeviceDecision decision = choose_device(choice, find_gpus());
   if (!decision.note.empty()) std::fprintf(stderr, "train_gpt: %s\n", decision.note.c_str());
   const std::unique_ptr<Files> files = posix_files();
   LoadedModel loaded;
-  loaded.directory = find_checkpoint(*files, path);
-  const ModelConfig config = load_model_config(loaded.directory);
+  loaded.directory = find_weights(*files, path);
+  const ModelConfig config = source_config(*files, loaded.directory);
   validate(config);
   loaded.device = Device::open(decision.backend);
   loaded.model = std::make_unique<Model>(config, decision.backend, choose_dtype(dtype, decision.backend));

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "trainer/config.h"
+#include "trainer/files.h"
 #include "trainer/layer_hooks.h"
 #include "trainer/model.h"
 #include "trainer/optimizer.h"
@@ -21,7 +22,11 @@ struct LoadedModel {
   std::string directory;
 };
 
-/// `path`: a run, a checkpoint, or any Hugging Face directory of a supported family. Throws ExitCode::checkpoint where there
+/// The source of weights (trainer/import.h) that `path` means: a model file of llm.c is itself, a Hugging Face directory or
+/// checkpoint too, of a run it is the newest checkpoint. Throws ExitCode::checkpoint if there is none.
+std::string find_weights(Files& files, const std::string& path);
+
+/// `path`: a run, a checkpoint, any Hugging Face directory of a supported family, or an llm.c model file. Throws ExitCode::checkpoint where there
 /// is none or its files do not fit.
 LoadedModel load_model(const std::string& path, DeviceChoice choice, std::optional<DType> dtype);
 
