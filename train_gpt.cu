@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -566,7 +567,11 @@ int train(const CommandLine& command, int argc, char** argv) {
   Training training(config, ctx, model, run_memory, optimizer, data, state);
   if (from.checkpoint) {
     training.prepare();
+    const auto began = std::chrono::steady_clock::now();
     load_parameters(ctx, *from.checkpoint, model.table, run_memory.parameters);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+    print_notes({cat("going on from ", from.checkpoint->directory(), ": ", mebibytes(checkpoint_bytes),
+                     " read and checked in ", std::round(took.count() * 100) / 100, " s")});
     if (training.weights_hash() != state.weights_hash)
       fail(ExitCode::checkpoint, from.checkpoint->directory(),
            ": the weights in memory are not those of step ", state.step, " (their hash differs)");
@@ -596,7 +601,6 @@ int train(const CommandLine& command, int argc, char** argv) {
   Monitor monitor(options);
   Saving saving(*files, ctx, model, config, run_memory.parameters, save_bytes, monitor);
   saving.carry(tokenizers);
-  if (from.checkpoint) monitor.note(cat("going on from ", from.checkpoint->directory()));
 
   const auto report = [&](const PendingStep& pending) {
     StepRecord record = training.finish(pending);

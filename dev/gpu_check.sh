@@ -5,7 +5,7 @@
 #
 #   dev/gpu_check.sh FOLDER [STAGE...]
 #
-# Stages: build tests errors sanitize broken start graphs determinism recompute parity (or parity-124m, parity-llama) speed bench; all of
+# Stages: build tests errors sanitize broken start graphs determinism resume recompute parity (or parity-124m, parity-llama) speed bench; all of
 # them when none is named. On request: epilogues, tune. PyTorch's parts are left out, with a word, where python3 has no torch.
 # Models for `speed`: SPEED="gpt2-124m ..." (default: all); rows for `bench`: BENCH=REGEX; tests for `sanitize`: SANITIZE=FILTER.
 set -u
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.." || exit 2
 mkdir -p "$1/logs" && top=$(realpath "$1") || exit 2
 folder=$top/logs
 shift
-stages=${*:-build tests errors sanitize broken start graphs determinism recompute parity speed bench}
+stages=${*:-build tests errors sanitize broken start graphs determinism resume recompute parity speed bench}
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1
@@ -140,19 +140,22 @@ stage_broken() {
 
 m124="--model gpt2-124m --seq-len 1024 --global-batch 64 --micro-batch 64"
 
-# From the command to the end of the first step (its record's time): with an empty cache of algorithms, and with what that run
-# left. The system's own file cache is as it is: run the stage twice to see the second start of a day.
+# From the command to the record of the first step: with an empty cache of algorithms, and with what that run left. The system's
+# own file cache is as it is: run the stage twice to see the second start of a day.
 stage_start() {
-  local tokens kind bar begin seconds
+  local tokens kind bar begin end run
   tokens=$(data 50257)
   rm -rf "$work/cache"
   for kind in cold:20 warm:5; do
-    bar=${kind#*:} kind=${kind%:*}
+    bar=${kind#*:} kind=${kind%:*} run=$work/start-${kind%:*}
     begin=$(date +%s.%N)
-    XDG_CACHE_HOME=$work/cache train "start-$kind" $m124 --data "$tokens" --steps 1 || { must 1 "start $kind"; continue; }
-    seconds=$(python3 -c 'import sys; print(f"{float(sys.argv[2]) - float(sys.argv[1]):.2f}")' "$begin" "$(stat -c %.Y "$work/start-$kind/metrics.jsonl")")
-    python3 -c 'import sys; sys.exit(float(sys.argv[1]) > float(sys.argv[2]))' "$seconds" "$bar"
-    must $? "start to first step, 124M, $kind" "$seconds s (bar $bar), step 1 took $(median "$folder/start-$kind.jsonl" step_ms 0) ms"
+    XDG_CACHE_HOME=$work/cache "$binary" $quiet --out "$run" $m124 --data "$tokens" --steps 1 >"$folder/start-$kind.log" 2>&1 &
+    until grep -qs '"loss"' "$run/metrics.jsonl" || ! kill -0 $! 2>/dev/null; do sleep 0.02; done
+    end=$(date +%s.%N)
+    wait $! || { tail -3 "$folder/start-$kind.log"; must 1 "start $kind"; continue; }
+    python3 -c 'import sys; b, e, bar = map(float, sys.argv[1:]); print(f"{e - b:.2f} s (bar {bar:.0f})"); sys.exit(e - b > bar)' "$begin" "$end" "$bar" >"$folder/start-$kind.txt"
+    must $? "start to first step, 124M, $kind" "$(cat "$folder/start-$kind.txt"), step 1 took $(median "$run/metrics.jsonl" step_ms 0) ms"
+    rm -rf "$run"
   done
 }
 
@@ -174,6 +177,37 @@ stage_determinism() {
   train once $m124 --data "$(data 50257)" --steps 50 && train twice $m124 --data "$(data 50257)" --steps 50
   [ $? -eq 0 ] && [ "$(hashes "$work/once")" = "$(hashes "$work/twice")" ]
   must $? "50 steps twice, 124M, mb 64" "hash of hashes $(hashes "$work/once") $(hashes "$work/twice")"
+}
+
+# Bits across a stop, and what saving and loading a large model costs beside dd on the same disk.
+stage_resume() {
+  local tokens code
+  tokens=$(data 50257)
+  train straight $m124 --data "$tokens" --steps 40 || { must 1 "40 steps = 20 + 20, 124M, mb 64"; return; }
+  train parts $m124 --data "$tokens" --steps 40 --stop-after 20 --save-every 0
+  [ $? -eq 75 ] && "$binary" --out "$work/parts" --resume must >"$folder/parts-2.log" 2>&1
+  code=$?
+  cp "$work/parts/metrics.jsonl" "$folder/parts.jsonl" 2>/dev/null
+  [ $code -eq 0 ] && [ "$(hashes "$work/straight")" = "$(hashes "$work/parts")" ]
+  must $? "40 steps = 20 + 20, 124M, mb 64" "hash of hashes $(hashes "$work/straight") $(hashes "$work/parts")"
+  rm -rf "${work:?}/straight" "$work/parts"
+
+  dd if=/dev/zero of="$work/dd" bs=8M count=1024 conv=fsync 2>"$folder/dd.log"
+  rm -f "$work/dd"
+  train large --model gpt2-1558m --seq-len 1024 --global-batch 16 --micro-batch 16 --data "$tokens" --steps 100 --stop-after 60 --save-every 20
+  [ $? -eq 75 ]
+  must $? "1558M saves" "$(python3 - "$folder/large.jsonl" "$folder/dd.log" <<'PY'
+import json, re, sys
+saves = [r for r in map(json.loads, open(sys.argv[1])) if "save_ms" in r]
+dd = re.search(r"([0-9.]+) s, ", open(sys.argv[2]).read()).group(1)
+rate = 8 * 2**30 / float(dd) / 1e9
+print(f"{saves[0]['save_bytes']/1e9:.1f} GB; " + "; ".join(f"step {r['step']}: stall {r['save_stall_ms']:.0f} ms, {r['save_bytes']/r['save_ms']/1e6:.2f} GB/s" for r in saves) + f"; dd with fsync {rate:.2f} GB/s")
+PY
+)"
+  timeout 100 "$binary" --out "$work/large" --resume must --stop-after 61 --save-every 0 >"$folder/large-2.log" 2>&1
+  [ $? -eq 75 ]
+  must $? "1558M goes on" "$(grep -o '[0-9.]* MiB read and checked in.*' "$folder/large-2.log")"
+  rm -rf "${work:?}/large"
 }
 
 stage_recompute() {
