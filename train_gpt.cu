@@ -31,6 +31,7 @@
 #include "trainer/gemm_choices.h"
 #include "trainer/import.h"
 #include "trainer/inference.h"
+#include "trainer/inspect.h"
 #include "trainer/model.h"
 #include "trainer/model_config.h"
 #include "trainer/monitor.h"
@@ -706,6 +707,7 @@ int run(int argc, char** argv) {
     case Action::help: std::printf("%s", command.text.c_str()); return 0;
     case Action::sample: return sample(command.sample);
     case Action::eval: return eval(command.eval);
+    case Action::inspect: return inspect(command.inspect);
     case Action::train: return train(command, argc, argv);
   }
   return 0;
@@ -720,6 +722,7 @@ int main(int argc, char** argv) {
   try {
     return kinoe::run(argc, argv);
   } catch (const kinoe::Error& error) {
+    std::fflush(stdout);  // what was said before the error comes before it
     std::fprintf(stderr, "train_gpt: error: %s\n", error.what());
     return static_cast<int>(error.code);
   } catch (const std::exception& error) {

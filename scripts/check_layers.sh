@@ -33,6 +33,7 @@ declare -A may=(
   [tables]="common model_config config flops dataloader data_state"
   [feed]="common op model_config parameters model layer_hooks forward eval dataloader data_state"
   [resume]="common op model_config parameters flops model optimizer config files checkpoint data_state"
+  [inspect]="common op model_config parameters config files safetensors tables dataloader data_state"
   [inference]="common op model_config parameters model layer_hooks forward eval sample feed optimizer one_rank tables config files import checkpoint dataloader data_state"
   [import]="common model_config parameters files safetensors"
   [checkpoint]="common op model_config parameters files safetensors data_state"

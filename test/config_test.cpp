@@ -204,8 +204,22 @@ TEST(Config, OptionsThatDoNotWorkYetAreUnknown) {
     EXPECT_CONTAINS(refusal({std::string("--") + name, "1"}), cat("unknown option --", name));
     EXPECT_EQ(help.find(cat("--", name)), std::string::npos) << name;
   }
-  for (const char* name : {"plan", "preflight", "inspect"})
+  for (const char* name : {"plan", "preflight"})
     EXPECT_CONTAINS(refusal({name}), cat("unknown command '", name));
+}
+
+TEST(Config, InspectTakesAPathAndItsOwnOptions) {
+  const CommandLine all = parse({"inspect", "a.bin", "--full", "--offset", "64k", "--vocab", "50257"});
+  EXPECT_EQ(all.action, Action::inspect);
+  InspectConfig expected;
+  expected.path = "a.bin";
+  expected.full = true;
+  expected.offset = 64000;
+  expected.vocab = 50257;
+  EXPECT_EQ(all.inspect, expected);
+  EXPECT_CONTAINS(refusal({"inspect", "a.bin", "--offset", "-1"}), "--offset");
+  EXPECT_CONTAINS(refusal({"--steps", "3", "inspect", "a.bin"}), "before the command inspect");
+  EXPECT_CONTAINS(refusal({"inspect", "a.bin", "--steps", "3"}), "--steps");
 }
 
 TEST(Config, AnOptionGivenTwiceIsRefused) {

@@ -83,7 +83,8 @@ constexpr const char* kFooter =
     "  train_gpt                                     a tiny model on the built-in stories\n"
     "  train_gpt --data my.txt --out runs/mine       on a text\n"
     "  train_gpt --data 'shards/train*.bin' --val-data 'shards/val*.bin' --model gpt2-124m --tokens 2.5B\n"
-    "  train_gpt sample runs/mine --prompt 'Once'    text from the result";
+    "  train_gpt sample runs/mine --prompt 'Once'    text from the result\n"
+    "  train_gpt inspect 'shards/*.bin' --full       what the shards hold, and whether all of it is sound";
 
 constexpr size_t kHelpColumn = 36;
 constexpr size_t kHelpWidth = 64;
@@ -189,6 +190,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   const auto run_table = run_options();
   const auto sample_table = sample_options();
   const auto eval_table = eval_options();
+  const auto inspect_table = inspect_options();
 
   CLI::App app(
       "Trains a GPT or Llama class language model. Without a command it trains; without arguments it trains "
@@ -205,11 +207,15 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   declare(*sample, sample_table);
   CLI::App* eval = app.add_subcommand("eval", "measures the loss of a checkpoint");
   declare(*eval, eval_table);
-  for (CLI::App* command : {&app, sample, eval}) {
+  CLI::App* inspect = app.add_subcommand("inspect", "shows what a data file or a model directory holds");
+  declare(*inspect, inspect_table);
+  for (CLI::App* command : {&app, sample, eval, inspect}) {
     command->allow_extras();
     command->set_help_flag();  // removed and added again: it decides the order of the groups
     command->set_help_flag("-h,--help", "this text")
-        ->group(command == &app ? "Reports" : "Hardware and numbers");
+        ->group(command == &app      ? "Reports"
+                : command == inspect ? "What to look at"
+                                     : "Hardware and numbers");
     command->footer(command == &app ? cat(kCounts, kFooter) : kCounts);
   }
   app.require_subcommand(0, 1);
@@ -231,25 +237,30 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
 
   // Values first: of "--lr --steps 5" the useful thing to say is what is wrong with --lr.
   const std::vector<GivenOption> given = given_on_command_line(app, run_table);
-  if (sample->parsed() || eval->parsed()) {
-    const std::string command = sample->parsed() ? "sample" : "eval";
+  const auto commands = app.get_subcommands();  // those that were given
+  if (!commands.empty()) {
+    const std::string command = commands[0]->get_name();
     if (!given.empty() || config_file->count() > 0)
       fail(ExitCode::usage, given.empty() ? "--config" : given[0].what, " stands before the command ",
            command, ", where options of training are; put options of ", command, " behind it");
   }
-  const auto read_command = [](const CLI::App& command, const auto& table, auto& config) {
+  const auto read_command = [](const CLI::App& command, const auto& table, auto& config,
+                               const std::string& positional, const std::string& expected) {
     apply(table, given_on_command_line(command, table), config);
     refuse_unknown(command, table, {});
-    if (config.directory.empty())
-      fail(ExitCode::usage, command.get_name(), ": expected a directory: train_gpt ", command.get_name(),
-           " DIR");
+    if (positional.empty())
+      fail(ExitCode::usage, command.get_name(), ": expected ", expected, ": train_gpt ", command.get_name(),
+           " ", table[0].metavar);
   };
   if (sample->parsed()) {
     result.action = Action::sample;
-    read_command(*sample, sample_table, result.sample);
+    read_command(*sample, sample_table, result.sample, result.sample.directory, "a directory");
   } else if (eval->parsed()) {
     result.action = Action::eval;
-    read_command(*eval, eval_table, result.eval);
+    read_command(*eval, eval_table, result.eval, result.eval.directory, "a directory");
+  } else if (inspect->parsed()) {
+    result.action = Action::inspect;
+    read_command(*inspect, inspect_table, result.inspect, result.inspect.path, "data or a directory");
   } else {
     if (config_file->count() > 0) {
       const std::string path = config_file->results()[0];
@@ -259,7 +270,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     apply(run_table, given, result.run);
     result.given.insert(result.given.end(), given.begin(), given.end());
   }
-  refuse_unknown(app, run_table, {"sample", "eval"});
+  refuse_unknown(app, run_table, {"sample", "eval", "inspect"});
   return result;
 }
 

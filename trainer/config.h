@@ -106,6 +106,16 @@ struct EvalConfig {
   bool operator==(const EvalConfig&) const = default;
 };
 
+/// Options of `train_gpt inspect PATH`.
+struct InspectConfig {
+  std::string path;               // data file, Megatron name, glob, or Hugging Face directory
+  bool full = false;              // look at everything instead of a part
+  std::optional<int64_t> offset;  // show tokens from here on
+  std::optional<int64_t> vocab;   // ids must be below it; default: the manifest's
+
+  bool operator==(const InspectConfig&) const = default;
+};
+
 /// An option as somebody gave it.
 struct GivenOption {
   std::string name;  // without "--"
@@ -113,7 +123,7 @@ struct GivenOption {
   std::string what;  // names it in messages: "--lr", or "run.toml line 3: lr"
 };
 
-enum class Action : uint8_t { train, sample, eval, help };
+enum class Action : uint8_t { train, sample, eval, inspect, help };
 
 struct CommandLine {
   Action action = Action::train;
@@ -121,6 +131,7 @@ struct CommandLine {
   std::vector<GivenOption> given;  // train: what `run` was made from, the command line's after the file's
   SampleConfig sample;             // sample
   EvalConfig eval;                 // eval
+  InspectConfig inspect;           // inspect
   std::string text;                // help: print it and exit 0
 };
 

@@ -33,5 +33,6 @@ struct Option {
 std::vector<Option<RunConfig>> run_options();
 std::vector<Option<SampleConfig>> sample_options();
 std::vector<Option<EvalConfig>> eval_options();
+std::vector<Option<InspectConfig>> inspect_options();
 
 }  // namespace kinoe

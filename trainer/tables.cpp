@@ -26,13 +26,9 @@ std::string mebibytes(size_t bytes) {
   return text;
 }
 
-namespace {
-
 void print_row(const std::string& name, const std::string& value) {
   std::printf("  %-22s %s\n", name.c_str(), value.c_str());
 }
-
-}  // namespace
 
 void print_memory(const Arena& plan, const std::vector<std::pair<std::string, size_t>>& host) {
   std::printf("memory\n");

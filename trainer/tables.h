@@ -15,7 +15,8 @@ namespace kinoe {
 
 std::string grouped(int64_t n);                           // "1,234,567"
 std::string counted(int64_t n, const std::string& noun);  // "1 sequence", "2,000 sequences"
-std::string mebibytes(size_t bytes);                      // "12.3 MiB"
+void print_row(const std::string& name, const std::string& value);
+std::string mebibytes(size_t bytes);  // "12.3 MiB"
 
 /// `config` is resolved. `validation` may be null.
 void print_run(const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
