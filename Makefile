@@ -126,7 +126,7 @@ binary: $B/train_gpt
 tests: $B/kinoe_tests
 
 # Every CUDA file, and all programs with them: what `.ci/run` builds where no GPU is.
-cuda: $(CUDA_OBJECTS) $(if $(USE_CUDA),binary tests $(addprefix $B/,bench_kernels dump_operations bench_epilogues))
+cuda: $(CUDA_OBJECTS) $(if $(USE_CUDA),binary tests $(addprefix $B/,bench_kernels dump_operations bench_epilogues bench_attention))
 
 run-demo: binary
 	@scripts/demo.sh
@@ -150,8 +150,9 @@ $B/bench_kernels: $(BENCH_OBJECTS) $(OBJECTS) $B/link.command
 	@echo "  LINK  $@"
 	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
 
-# Epilogues of cuBLASLt beside kernels: make build/cuda/bench_epilogues
-$B/bench_epilogues: $B/dev/bench_epilogues.cu.o $B/dev/bench/measure.o $B/dev/bench/reference.o $B/dev/bench/workspace.o $(OBJECTS) $B/link.command
+# Epilogues of cuBLASLt beside kernels, and attention in other tile shapes: make build/cuda/bench_epilogues
+$B/bench_epilogues $B/bench_attention: $B/%: $B/dev/%.cu.o $B/dev/bench/measure.o $B/dev/bench/reference.o $B/dev/bench/workspace.o \
+    $(OBJECTS) $B/link.command
 	@echo "  LINK  $@"
 	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
 
@@ -185,6 +186,9 @@ $B/train_gpt.o: train_gpt.cu $B/compile.command
 	@echo "  C++   $<"
 	$(Q)$(COMPILE) -MMD -MP -x c++ -c $< -o $@
 
+# Some thirty kernels of which a GPU runs three: for one architecture only.
+$B/dev/bench_attention.cu.o: private COMPILE_CUDA := $(subst $(NVCC_ARCH),-gencode arch=compute_90a$(comma)code=sm_90a,$(COMPILE_CUDA))
+
 $B/%.cu.o: %.cu $B/compile.command
 	@echo "  CUDA  $<"
 	@mkdir -p $(@D)
@@ -200,6 +204,6 @@ $B/%.command: FORCE
 .PHONY: FORCE
 
 -include $(patsubst %.o,%.d,$(OBJECTS) $(CUDA_OBJECTS) $(TEST_OBJECTS) $(BENCH_OBJECTS) $B/train_gpt.o \
-  $B/dev/dump_operations.o $B/dev/bench_epilogues.cu.o)
+  $B/dev/dump_operations.o $B/dev/bench_epilogues.cu.o $B/dev/bench_attention.cu.o)
 
 endif

@@ -283,13 +283,15 @@ stage_bench() {
   must $? "bench_kernels" "$(grep -c , "$folder/bench.csv" 2>/dev/null) rows"
 }
 
-# Not among the default stages: what decides whether to use the library's epilogues.
-stage_epilogues() {
-  make build/cuda/bench_epilogues -j"$(nproc)" >"$folder/epilogues-build.log" 2>&1 && timeout 150 build/cuda/bench_epilogues >"$folder/epilogues.txt" 2>&1
+# Not among the default stages: figures for decisions. They print their tables themselves.
+table_of() {  # PROGRAM
+  make "build/cuda/$1" -j"$(nproc)" >"$folder/$1-build.log" 2>&1 && timeout 150 "build/cuda/$1" >"$folder/$1.txt" 2>&1
   local code=$?
-  cat "$folder/epilogues.txt"
-  must $code epilogues "$(grep -c yes "$folder/epilogues.txt") rows"
+  cat "$folder/$1.txt"
+  must $code "$1" "$(wc -l <"$folder/$1.txt") lines"
 }
+stage_epilogues() { table_of bench_epilogues; }
+stage_tune() { table_of bench_attention; }
 
 for stage in $stages; do
   begin=$SECONDS
