@@ -425,6 +425,7 @@ void record_run(Files& files, const RunConfig& config, const DeviceInfo& device,
     RunRecord record = make_run_record(argc, argv);
     record.device = device.name;
     record.driver = device.driver;
+    record.config = settings_of(config);
     write_file_durably(files,
                        join_path(config.out, from == 0 ? "run.json" : cat("run_from_step_", from, ".json")),
                        to_json(record));
