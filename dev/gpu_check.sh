@@ -194,7 +194,7 @@ stage_resume() {
 
   dd if=/dev/zero of="$work/dd" bs=8M count=1024 conv=fsync 2>"$folder/dd.log"
   rm -f "$work/dd"
-  SAVES=20 train large --model gpt2-1558m --seq-len 1024 --global-batch 16 --micro-batch 16 --data "$tokens" --steps 100 --stop-after 60
+  SAVES=20 train large --model gpt2-1558m --seq-len 1024 --global-batch 16 --micro-batch 16 --data "$tokens" --steps 100 --stop-after 40
   [ $? -eq 75 ]
   must $? "1558M saves" "$(python3 - "$folder/large.jsonl" "$folder/dd.log" <<'PY'
 import json, re, sys
@@ -204,7 +204,7 @@ rate = 8 * 2**30 / float(dd) / 1e9
 print(f"{saves[0]['save_bytes']/1e9:.1f} GB; " + "; ".join(f"step {r['step']}: stall {r['save_stall_ms']:.0f} ms, {r['save_bytes']/r['save_ms']/1e6:.2f} GB/s" for r in saves) + f"; dd with fsync {rate:.2f} GB/s")
 PY
 )"
-  timeout 100 "$binary" --out "$work/large" --resume must --stop-after 61 --save-every 0 >"$folder/large-2.log" 2>&1
+  timeout 100 "$binary" --out "$work/large" --resume must --stop-after 41 --save-every 0 >"$folder/large-2.log" 2>&1
   [ $? -eq 75 ]
   must $? "1558M goes on" "$(grep -o '[0-9.]* MiB read and checked in.*' "$folder/large-2.log")"
   rm -rf "${work:?}/large"
