@@ -543,6 +543,12 @@ int train(const CommandLine& command, int argc, char** argv) {
          " free; use a smaller --micro-batch, --recompute block, or a smaller model");
   std::fflush(stdout);
   const std::vector<SmallFile> tokenizers = tokenizer_files(*files, command.run.tokenizer, source, from);
+  for (const Dataset* d : {&*data.training, with_eval ? &*data.validation : nullptr})
+    if (d != nullptr)
+      check_tokenizers(*d, tokenizers,
+                       !command.run.tokenizer.empty() ? command.run.tokenizer
+                       : from.checkpoint              ? from.checkpoint->directory()
+                                                      : source);
   if (config.dry_run) return 0;
 
   std::vector<float> initial;  // read before anything is written: it may not fit

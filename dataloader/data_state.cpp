@@ -195,7 +195,9 @@ void check_tokenizer(const DataState& data, const std::string& model_tokenizer,
   if (data.tokenizer.empty() || model_tokenizer.empty() || data.tokenizer == model_tokenizer) return;
   fail(ExitCode::data, "the data were made with the tokenizer ", data.tokenizer,
        " (their manifest.json), but '", directory, "' has the tokenizer ", model_tokenizer,
-       ": the same id means another token there; use data of this model's tokenizer");
+       ": the same id means another token there; use data of that tokenizer, or, to teach the model another "
+       "one, give "
+       "the data's own with --tokenizer DIR");
 }
 
 }  // namespace kinoe

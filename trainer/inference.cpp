@@ -6,6 +6,7 @@
 
 #include "dataloader/data_spec.h"
 #include "dataloader/dataset.h"
+#include "dataloader/fingerprint.h"
 #include "dataloader/stories.h"
 #include "dataloader/tokenizer.h"
 #include "trainer/checkpoint.h"
@@ -99,6 +100,16 @@ int sample(const SampleConfig& config) {
   return 0;
 }
 
+void check_tokenizers(const Dataset& data, const std::vector<SmallFile>& tokenizers,
+                      const std::string& directory) {
+  for (const SmallFile& file : tokenizers) {
+    if (file.name != "tokenizer.json") continue;
+    ContentHash hash;
+    hash.add(file.contents.data(), static_cast<int64_t>(file.contents.size()));
+    check_tokenizer(data.state(), hash.hex(), directory);
+  }
+}
+
 int eval(EvalConfig config) {
   const std::vector<DataSource> sources = expand_data(config.val_data);
   const LoadedModel loaded = load_model(config.directory, config.device, config.dtype);
@@ -117,6 +128,7 @@ int eval(EvalConfig config) {
   const Dataset dataset = sources.empty()
                               ? Dataset::stories(StorySplit::validation, kValidationStoryBytes, options)
                               : Dataset::open(sources, options);
+  check_tokenizers(dataset, read_tokenizer_files(*posix_files(), loaded.directory), loaded.directory);
   for (const std::string& warning : dataset.warnings())
     std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
 

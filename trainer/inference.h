@@ -4,7 +4,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "dataloader/dataset.h"
+#include "trainer/checkpoint_write.h"
 #include "trainer/config.h"
 #include "trainer/files.h"
 #include "trainer/layer_hooks.h"
@@ -33,6 +36,11 @@ LoadedModel load_model(const std::string& path, DeviceChoice choice, std::option
 /// One text from a model of bytes, printable. With `stories` it ends where its story does. `memory` holds Sampler::bytes().
 std::string sample_text(const Context& ctx, const Model& model, LayerHooks hooks, const Tensor& memory,
                         int64_t window, uint64_t seed, bool stories);
+
+/// Data error where the data's manifest names another tokenizer than the tokenizer.json among `tokenizers`, which are of
+/// `directory`. Where either is unknown there is nothing to compare.
+void check_tokenizers(const Dataset& data, const std::vector<SmallFile>& tokenizers,
+                      const std::string& directory);
 
 /// `train_gpt sample` and `train_gpt eval`: print to standard output, return the exit code.
 int sample(const SampleConfig& config);
