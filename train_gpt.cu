@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -11,14 +12,17 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "dataloader/dataset.h"
 #include "dataloader/loader.h"
 #include "dataloader/mapped_file.h"
 #include "dataloader/stories.h"
+#include "dataloader/tokenizer.h"
 #include "trainer/backward.h"
 #include "trainer/batch_plan.h"
 #include "trainer/checkpoint.h"
@@ -77,6 +81,10 @@ Data open_data(const RunConfig& config, int64_t schedule_tokens, const std::vect
 
   Data data;
   if (on_stories(config)) {
+    if (config.tokens_per_step() > kLargestStories / 2)
+      fail(ExitCode::usage, "a step of ", config.tokens_per_step(),
+           " tokens: on the built-in stories at most ", kLargestStories / 2,
+           " are possible; use a smaller --global-batch, or --data");
     const int64_t wanted = std::max(config.tokens_per_step() * 2, std::min(schedule_tokens, kLargestStories));
     data.training = Dataset::stories(StorySplit::training, wanted, options);
   } else {
@@ -302,10 +310,14 @@ class GemmRecord {
     }
   }
 
-  void print() const {
-    std::printf("matrix products, column-major m x n x k, as measured when chosen\n");
+  void print(std::FILE* out) const {
+    if (device_.gemm_key().empty()) {
+      std::fprintf(out, "matrix products: on a CPU there is one algorithm, nothing is chosen\n");
+      return;
+    }
+    std::fprintf(out, "matrix products, column-major m x n x k, as measured when chosen\n");
     for (const GemmChoice& choice : device_.gemm_choices())
-      std::printf("  %-64s %9.1f us %7.1f TFLOP/s\n", choice.shape.c_str(), choice.us, choice.tflops);
+      std::fprintf(out, "  %-64s %9.1f us %7.1f TFLOP/s\n", choice.shape.c_str(), choice.us, choice.tflops);
   }
 
  private:
@@ -411,6 +423,14 @@ void print_warnings(const Data& data, const RunConfig& config) {
     if (d != nullptr)
       for (const std::string& warning : d->warnings())
         std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
+  const std::vector<double> epochs =
+      data.training->epochs(config.steps.value() * config.global_batch.value());
+  for (size_t s = 0; s < epochs.size(); ++s)
+    if (epochs[s] == 0)
+      std::fprintf(stderr,
+                   "train_gpt: warning: nothing of '%s' is trained on in this run: its weight of %g is too "
+                   "small a share\n",
+                   data.training->state().sources[s].name.c_str(), data.training->state().sources[s].weight);
   if (data.validation && data.validation->samples() < config.micro_batch.value())
     std::fprintf(
         stderr, "train_gpt: validation data has %s, fewer than one batch of %s: all of it is evaluated\n",
@@ -533,8 +553,11 @@ int train(const CommandLine& command, int argc, char** argv) {
   const size_t feed_bytes =
       Loader::buffer_bytes(config.micro_batch.value(), config.seq_len.value(), config.document_mask) *
       (with_eval ? 2 : 1);
-  print_run(config, model_config, info, *data.training, with_eval ? &*data.validation : nullptr);
-  print_memory(planned, {{"data buffers (host)", feed_bytes}, {"checkpoint buffers (host)", save_bytes}});
+  // In JSON, standard output is for records alone.
+  std::FILE* tables = config.log_format == "json" ? stderr : stdout;
+  print_run(tables, config, model_config, info, *data.training, with_eval ? &*data.validation : nullptr);
+  print_memory(tables, planned,
+               {{"data buffers (host)", feed_bytes}, {"checkpoint buffers (host)", save_bytes}});
   print_warnings(data, config);
   print_notes(notes);
   if (planned.used() > info.free_bytes)
@@ -658,7 +681,7 @@ int train(const CommandLine& command, int argc, char** argv) {
     pending.push_back(training.step(step));
     if (step == state.step + 1) {
       gemms.save();
-      if (config.gemm_trace) gemms.print();
+      if (config.gemm_trace) gemms.print(tables);
     }
     const bool stop_here = step == stop || due(*config.eval_every, step) || due(*config.save_every, step) ||
                            due(*config.sample_every, step);
@@ -677,9 +700,10 @@ int train(const CommandLine& command, int argc, char** argv) {
       const EvalResult result = evaluate(last, on_stories(config) ? 0 : config.eval_batches);
       monitor.finish();
       if (on_stories(config)) {
-        std::printf("validation loss %.4f  entropy %.4f  nats/byte\n", result.loss, entropy_per_byte());
+        std::fprintf(tables, "validation loss %.4f  entropy %.4f  nats/byte\n", result.loss,
+                     entropy_per_byte());
       } else {
-        std::printf("validation loss %.4f nats per token\n", result.loss);
+        std::fprintf(tables, "validation loss %.4f nats per token\n", result.loss);
       }
     }
     saving.report();
@@ -688,8 +712,8 @@ int train(const CommandLine& command, int argc, char** argv) {
   saving.finish();
   monitor.finish();
   if (stop < steps && stop > state.step) {
-    std::printf("stopped after step %lld of %lld; checkpoint %s\n", static_cast<long long>(stop),
-                static_cast<long long>(steps), checkpoint_path(config.out, stop).c_str());
+    std::fprintf(tables, "stopped after step %lld of %lld; checkpoint %s\n", static_cast<long long>(stop),
+                 static_cast<long long>(steps), checkpoint_path(config.out, stop).c_str());
     return static_cast<int>(ExitCode::stopped);
   }
 
@@ -704,20 +728,27 @@ int train(const CommandLine& command, int argc, char** argv) {
   }
   const std::string picture = join_path(config.out, "loss.svg");
   write_loss_curve(picture, read_loss_history(options.metrics_path), style);
-  std::printf("checkpoint %s\nloss curve %s\n", checkpoint_path(config.out, steps).c_str(), picture.c_str());
+  std::fprintf(tables, "checkpoint %s\nloss curve %s\n", checkpoint_path(config.out, steps).c_str(),
+               picture.c_str());
   return 0;
 }
 
 int run(int argc, char** argv) {
   const CommandLine command = parse_command_line(argc, argv);
+  int code = 0;
   switch (command.action) {
-    case Action::help: std::printf("%s", command.text.c_str()); return 0;
-    case Action::sample: return sample(command.sample);
-    case Action::eval: return eval(command.eval);
-    case Action::inspect: return inspect(command.inspect);
+    case Action::help: std::printf("%s", command.text.c_str()); break;
+    case Action::sample: code = sample(command.sample); break;
+    case Action::eval: code = eval(command.eval); break;
+    case Action::inspect: code = inspect(command.inspect); break;
     case Action::train: return train(command, argc, argv);
   }
-  return 0;
+  // What was asked for is on standard output alone. That its reader has seen enough (a closed pipe) is no fault.
+  errno = 0;
+  if (code == 0 && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && errno != EPIPE)
+    fail(ExitCode::usage, "standard output cannot be written: ", std::generic_category().message(errno),
+         "; give it another place");
+  return code;
 }
 
 }  // namespace
@@ -726,12 +757,17 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   kinoe::end_on_truncation();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe must not end a run: train_gpt | head
+  std::signal(SIGXFSZ, SIG_IGN);  // nor a file beyond ulimit -f: the write fails and says so
   try {
     return kinoe::run(argc, argv);
   } catch (const kinoe::Error& error) {
     std::fflush(stdout);  // what was said before the error comes before it
-    std::fprintf(stderr, "train_gpt: error: %s\n", error.what());
+    std::fprintf(stderr, "train_gpt: error: %s\n", kinoe::one_line(error.what()).c_str());
     return static_cast<int>(error.code);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr,
+                 "train_gpt: error: out of host memory; use a smaller model, batch or sequence length\n");
+    return static_cast<int>(kinoe::ExitCode::usage);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "train_gpt: internal error: %s\n", error.what());
     return static_cast<int>(kinoe::ExitCode::internal);

@@ -110,7 +110,10 @@ DataSpec parse_data_argument(std::string_view argument) {
   const std::string_view number = argument.substr(colon + 1);
   double weight = 0;
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), weight);
-  if (end == number.data() + number.size() && !number.empty() && error != std::errc::invalid_argument) {
+  const bool is_number =
+      end == number.data() + number.size() && !number.empty() && error != std::errc::invalid_argument;
+  // notes:2024 is a weight of notes, unless there is only a file of the whole name.
+  if (is_number && (names_something(path) || !status_of(std::string(argument)))) {
     if (error == std::errc::result_out_of_range || !std::isfinite(weight) || weight <= 0)
       fail(ExitCode::usage, "mixture weight '", number, "' of '", path,
            "': expected a finite number above zero; leave a source out instead of weighting it 0");

@@ -23,7 +23,7 @@ struct DataSource {
   std::vector<std::string> files;
 };
 
-/// Splits at the last colon if a number follows it. A weight that is zero, negative, infinite, NaN or (behind the
+/// Splits at the last colon if a number follows it (and what is before it, not the whole, names a file, if any does). A weight that is zero, negative, infinite, NaN or (behind the
 /// name of an existing file or a glob that matches) no number is a usage error.
 DataSpec parse_data_argument(std::string_view argument);
 

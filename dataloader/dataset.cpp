@@ -25,7 +25,7 @@ Dataset::Dataset(const DatasetOptions& options)
 
 Dataset Dataset::open(const std::vector<DataSource>& sources, const DatasetOptions& options) {
   CHECK(!sources.empty(), "a data set of no sources");
-  if (!options.shuffle && sources.size() > 1)
+  if (!options.shuffle && (sources.size() > 1 || sources[0].weight != 1.0))
     fail(ExitCode::usage,
          "validation data are read once from end to end and take no mixture weights; remove ':",
          sources[0].weight, "' from '", sources[0].name, "'");

@@ -1,5 +1,6 @@
 #include "dataloader/sampler.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -46,7 +47,11 @@ uint64_t Permutation::operator()(uint64_t position) const {
 Mixture::Mixture(const std::vector<double>& weights) {
   CHECK(!weights.empty(), "a mixture of no sources");
   for (const double weight : weights) CHECK(std::isfinite(weight) && weight > 0, "mixture weight ", weight);
-  root_ = build(weights, 0, static_cast<int>(weights.size()));
+  // Scaled by a power of two, which changes no ratio, so that sums of the largest doubles stay finite.
+  const int exponent = std::ilogb(*std::max_element(weights.begin(), weights.end()));
+  std::vector<double> scaled;
+  for (const double weight : weights) scaled.push_back(std::ldexp(weight, -exponent));
+  root_ = build(scaled, 0, static_cast<int>(scaled.size()));
 }
 
 int Mixture::build(const std::vector<double>& weights, int begin, int end) {

@@ -59,4 +59,17 @@ std::string printable(std::string_view bytes) {
   return out;
 }
 
+std::string one_line(std::string_view bytes) {
+  std::string out;
+  for (const char c : printable(bytes)) {
+    if (c == '\n')
+      out += "\\n";
+    else if (c == '\t')
+      out += "\\t";
+    else
+      out += c;
+  }
+  return out;
+}
+
 }  // namespace kinoe

@@ -26,4 +26,7 @@ std::unique_ptr<Tokenizer> byte_tokenizer();
 /// `bytes` made safe for a terminal: invalid UTF-8 becomes U+FFFD, control characters but newline and tab become '?'.
 std::string printable(std::string_view bytes);
 
+/// The same in one line: newlines and tabs, which file names may hold, are written as \n and \t.
+std::string one_line(std::string_view bytes);
+
 }  // namespace kinoe

@@ -179,13 +179,15 @@ TEST(Config, MistakesInFilesNameFileAndLine) {
   EXPECT_CONTAINS(read("dry-run = 1"), "expected true or false");
   EXPECT_CONTAINS(read("model = \"\""), "empty");
   EXPECT_CONTAINS(read("data = [\"a\", \"\"]"), "empty");
+  EXPECT_CONTAINS(read("data = []"), "empty list");  // it would train on the stories
+  EXPECT_CONTAINS(read("\xEF\xBB\xBFstpes = 5"), "line 1: unknown option 'stpes'");  // a byte order mark
   EXPECT_CONTAINS(refusal({"--config", "/nowhere/x.toml"}), "/nowhere/x.toml does not exist");
   EXPECT_CONTAINS(refusal({"--config", testing::TempDir()}), "expected a TOML file");
 }
 
 TEST(Config, UnknownOptionsAreRefusedWithTheNearestName) {
   EXPECT_CONTAINS(refusal({"--stpes", "5"}), "unknown option --stpes; nearest known: --steps");
-  EXPECT_CONTAINS(refusal({"--learning_rate=1"}), "unknown option --learning_rate; nearest known: --");
+  EXPECT_CONTAINS(refusal({"--learning_rate=1"}), "unknown option --learning_rate; nearest known: --lr");
   EXPECT_CONTAINS(refusal({"--seq_len", "5"}), "nearest known: --seq-len");
   EXPECT_CONTAINS(refusal({"--wramup-steps", "5"}), "nearest known: --warmup-steps");
   EXPECT_CONTAINS(refusal({"--confg", "x"}), "nearest known: --config");
@@ -410,6 +412,11 @@ TEST(Config, NearestName) {
   EXPECT_EQ(edit_distance("abc", "abc"), 0U);
   EXPECT_EQ(nearest_name("x", {}), "");
   EXPECT_EQ(nearest_name("aab", {"zzz", "aaa", "aac"}), "aaa");
+  // Not mistyped, another word: what has one in common, or is its initials.
+  EXPECT_EQ(nearest_name("--batch_size", {"--schedule", "--micro-batch"}), "--micro-batch");
+  EXPECT_EQ(nearest_name("--learning-rate", {"--val-data", "--lr"}), "--lr");
+  EXPECT_EQ(nearest_name("gpt2", {"tiny", "gpt2-124m"}), "gpt2-124m");
+  EXPECT_EQ(nearest_name("--stpes", {"--save-steps", "--steps"}), "--steps");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // What goes wrong before training starts, as a user meets it: exit code by class, one line that says which file, what was
 // expected, what was there and what to do, and nothing written. A test is named by the fault.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 namespace kinoe {
 namespace {
 
-constexpr int kUsage = 2, kData = 3;
+constexpr int kUsage = 2, kData = 3, kCheckpoint = 4;
 constexpr int32_t kMagic16 = 20240520, kMagic32 = 20240801;
 
 class Faults : public ProgramTest {
@@ -167,6 +168,32 @@ TEST_F(Faults, Row13MixtureWeights) {
   EXPECT_EQ(run(tiny({"--data", "a.bin:0.5", "b.bin:1.5"})).code, 0);
 }
 
+TEST_F(Faults, Row13WeightsFarApart) {
+  write_shard("a.bin", tokens(500), kMagic16, 1);
+  write_shard("b.bin", tokens(500), kMagic16, 1);
+  const std::string nothing = "nothing of 'a.bin' is trained on";
+  const Outcome equal =
+      run(tiny({"--data", "a.bin:1.7e308", "b.bin:1.7e308"}));  // their sum is no finite double
+  EXPECT_EQ(equal.code, 0) << equal.output;
+  EXPECT_EQ(equal.output.find("nothing of"), std::string::npos) << equal.output;
+  const Outcome apart = run(tiny({"--data", "a.bin:1e-300", "b.bin:1", "--out", "apart"}));
+  EXPECT_EQ(apart.code, 0) << apart.output;
+  EXPECT_NE(apart.output.find(nothing), std::string::npos) << apart.output;
+  expect_error(kUsage, {"weight", "v.bin"}, [&] {
+    write_shard("v.bin", tokens(100), kMagic16, 1);
+    return tiny({"--data", "a.bin", "--val-data", "v.bin:2", "--out", "other"});
+  }());
+}
+
+TEST_F(Faults, ANameWithAColonAndANumberIsAFile) {
+  write_shard("notes:2024", tokens(500), kMagic16, 1);
+  EXPECT_EQ(run(tiny({"--data", "notes:2024"})).code, 0);
+}
+
+TEST_F(Faults, AnErrorIsOneLineWhateverTheNamesHold) {
+  expect_error(kData, {"a\\nb?[31m"}, tiny({"--data", "a\nb\x1B[31m"}));
+}
+
 TEST_F(Faults, Row16ValidationSetShorterThanOneBatchIsEvaluated) {
   write_shard("a.bin", tokens(500), kMagic16, 1);
   write_shard("v.bin", tokens(10), kMagic16, 1);  // one sequence, micro-batch 2
@@ -218,6 +245,17 @@ TEST_F(Faults, Row19HeadsAndPositions) {
   expect_error(kUsage, {"--seq-len", "33", "32"}, tiny({"--seq-len", "33"}));
 }
 
+TEST_F(Faults, BatchesBeyondAllMemory) {
+  write_shard("a.bin", tokens(500), kMagic16, 1);
+  // 2^57 and 2^60: the bytes of the tensors wrap around 2^64.
+  for (const char* batch : {"268435456", "144115188075855872", "1152921504606846976"})
+    expect_error(kUsage, {"--micro-batch", batch, "268435455"},
+                 tiny({"--data", "a.bin", "--micro-batch", batch}));
+  expect_error(kUsage, {"512000000000 tokens", "--global-batch"},
+               {"--out", "run", "--device", "cpu", "--global-batch", "1e9"});
+  expect_nothing_written();
+}
+
 TEST_F(Faults, Row20AnyGlobalBatchWorks) {
   write_shard("a.bin", tokens(500), kMagic16, 1);
   const Outcome got = run(tiny({"--data", "a.bin", "--global-batch", "7", "--micro-batch", "3"}));
@@ -249,6 +287,52 @@ TEST_F(Faults, Row31RunDirectoryNotWritable) {
   expect_error(kUsage, {"/proc/kinoe-run"}, tiny({"--data", "a.bin", "--out", "/proc/kinoe-run"}));
 }
 
+TEST_F(Faults, ALimitOfTheFileSizeIsAnErrorNotASignal) {
+  write_shard("a.bin", tokens(500), kMagic16, 1);
+  const Outcome got = run_shell("ulimit -f 8; " + command(tiny({"--data", "a.bin"})));
+  EXPECT_EQ(got.code, kCheckpoint) << got.output;
+  EXPECT_NE(got.output.find("ulimit -f"), std::string::npos) << got.output;
+}
+
+TEST_F(Faults, AResultThatCannotBePrintedIsAnError) {
+  write_shard("a.bin", tokens(500), kMagic16, 1);
+  ASSERT_EQ(run(tiny({"--data", "a.bin"})).code, 0);
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--help"}, {"eval", "run", "--val-data", "a.bin", "--device", "cpu"}}) {
+    const Outcome got = run_shell(command(arguments) + " >/dev/full");
+    EXPECT_EQ(got.code, kUsage) << got.output;
+    EXPECT_NE(got.output.find("standard output cannot be written"), std::string::npos) << got.output;
+  }
+}
+
+TEST_F(Faults, InJsonStandardOutputHoldsRecordsAlone) {
+  write_shard("a.bin", tokens(500), kMagic16, 1);
+  write_shard("v.bin", tokens(100), kMagic16, 1);
+  const Outcome got = run_shell(
+      command(tiny({"--data", "a.bin", "--val-data", "v.bin", "--log-format", "json"})) + " 2>/dev/null");
+  EXPECT_EQ(got.code, 0);
+  EXPECT_EQ(got.output, read("run/metrics.jsonl"));
+}
+
+TEST_F(Faults, CheckpointsWithOtherFiles) {
+  write_shard("a.bin", tokens(500), kMagic16, 1);
+  ASSERT_EQ(run(tiny({"--data", "a.bin"})).code, 0);
+  // A checkpoint under the name of a preset is still itself.
+  std::filesystem::copy(path("run/checkpoints/step_00000002"), path("tiny"));
+  const auto eval = [](const std::string& checkpoint) {
+    return std::vector<std::string>{"eval", checkpoint, "--val-data", "a.bin", "--device", "cpu"};
+  };
+  const Outcome got = run(eval("tiny"));
+  EXPECT_EQ(got.code, 0) << got.output;
+  const std::string config = read("tiny/config.json");
+  write("tiny/config.json", config.substr(0, 40));
+  expect_error(kCheckpoint, {"tiny/config.json", "JSON"}, eval("tiny"));
+  write("tiny/config.json", config);
+  std::filesystem::remove(path("tiny/model.safetensors"));
+  ASSERT_EQ(mkfifo(path("tiny/model.safetensors").c_str(), 0600), 0);
+  expect_error(kCheckpoint, {"tiny/model.safetensors", "pipe"}, eval("tiny"));  // and no waiting for a writer
+}
+
 TEST_F(Faults, ARunLeavesWhatItPromises) {
   write_shard("a.bin", tokens<uint32_t>(500), kMagic32, 7);
   const Outcome got = run(tiny({"--data", "a.bin", "--save-every", "1"}));
@@ -257,6 +341,7 @@ TEST_F(Faults, ARunLeavesWhatItPromises) {
        {"metrics.jsonl", "config.toml", "run.json", "loss.svg", "checkpoints/step_00000001/config.json",
         "checkpoints/step_00000002/model.safetensors"})
     EXPECT_TRUE(std::filesystem::exists(path(std::string("run/") + name))) << name;
+  EXPECT_NE(read("run/run.json").find("\"seq-len\": \"8\""), std::string::npos) << read("run/run.json");
   // The recorded configuration starts the same run again.
   auto metrics = [&](const std::string& run_directory) {
     const std::string text = read(run_directory + "/metrics.jsonl");

@@ -338,6 +338,8 @@ TEST(ModelConfig, BrokenFilesAreRefused) {
     return refusal([&] { model_config_from_json(text, "dir/config.json"); });
   };
   EXPECT_CONTAINS(read("{\"model_type\": "), "dir/config.json: expected JSON");
+  EXPECT_CONTAINS(read("{\"vocab_size\": 1e400}"),
+                  "dir/config.json: the JSON holds a number that is too large");
   EXPECT_CONTAINS(read("[1, 2]"), "expected a JSON object");
   EXPECT_CONTAINS(read("{}"), "model_type");
   EXPECT_CONTAINS(read(R"({"model_type": "gpt2"})"), "'n_layer' is missing");

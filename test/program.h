@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -47,7 +48,9 @@ class ProgramTest : public testing::Test {
       GTEST_SKIP() << "KINOE_BINARY does not name the program; scripts/run_tests.sh sets it";
     binary_ = binary;
     const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    directory = testing::TempDir() + "program_" + info->test_suite_name() + "_" + info->name();
+    // With the process id: the same tests may run twice at once on a machine.
+    directory = testing::TempDir() + "program_" + std::to_string(getpid()) + "_" + info->test_suite_name() +
+                "_" + info->name();
     std::filesystem::remove_all(directory);
     std::filesystem::create_directories(directory);
   }

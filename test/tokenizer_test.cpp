@@ -41,6 +41,7 @@ TEST(TokenizerTest, Printable) {
   EXPECT_EQ(printable("\xC2\x9B"
                       "2J"),
             "?2J");  // CSI as a C1 control
+  EXPECT_EQ(one_line("a\tb\n\x1B[31m\xFF"), "a\\tb\\n?[31m\xEF\xBF\xBD");
   EXPECT_EQ(printable("a\xE2\x82"), "a\xEF\xBF\xBD\xEF\xBF\xBD");
   EXPECT_EQ(printable("\xED\xA0\x80"), "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
 }

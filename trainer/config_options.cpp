@@ -147,6 +147,7 @@ Option<C> texts(std::string name, std::string group, Strings C::*field, std::str
           std::move(help),
           Arity::many,
           [field](C& c, const Strings& v, const std::string& what) {
+            if (v.empty()) fail(ExitCode::usage, what, ": expected at least one value, got an empty list");
             for (const std::string& path : v)
               if (path.empty()) fail(ExitCode::usage, what, ": expected a value, got an empty text");
             c.*field = v;
@@ -217,7 +218,7 @@ std::vector<Option<RunConfig>> run_options() {
            "directory with the tokenizer's files, copied into every checkpoint (default: those beside the "
            "weights of --init-from)"),
       text("out", dir, "DIR", &C::out,
-           "run directory; must be new unless --resume is given (default: a new runs/<time>)"),
+           "run directory; must be new or empty unless --resume is given (default: a new runs/<time>)"),
       count("save-every", dir, &C::save_every, 0,
             "steps between checkpoints; 0: only at the end (default: a tenth of the run)"),
       count("keep", dir, &C::keep, 0, "keep the N newest checkpoints only; 0: all"),
@@ -268,10 +269,12 @@ std::vector<Option<RunConfig>> run_options() {
            "largest gradient norm; larger ones are scaled down; 0: off"),
       number_type("adam-state", opt, &C::adam_state, {"fp32", "bf16"},
                   "type of AdamW's moments; bf16 on a GPU only"),
-      count(
-          "eval-every", eval, &C::eval_every, 0,
-          "steps between validations; 0: never (default: a tenth of the run where there is validation data)"),
-      count("eval-batches", eval, &C::eval_batches, 0, "micro-batches per validation; 0: all of the data"),
+      count("eval-every", eval, &C::eval_every, 0,
+            "steps between validations; 0: only after the last step (default: a tenth of the run where there "
+            "is "
+            "validation data)"),
+      count("eval-batches", eval, &C::eval_batches, 0,
+            "micro-batches per validation; 0: all of the data, as the stories' last one always is"),
       count("sample-every", eval, &C::sample_every, 0,
             "steps between printed samples; 0: never (default: a tenth of the run, for byte models)"),
       device(hardware, &C::device),

@@ -4,6 +4,7 @@
 // (arXiv:2005.14165); below 10 M parameters our own.
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 
 #include "trainer/config.h"
@@ -54,6 +55,13 @@ void resolve_seq_len(std::optional<int64_t>& seq_len, const RunFacts& facts) {
 int64_t default_micro_batch(int64_t seq_len, int64_t parameters, Backend backend) {
   const int64_t cpu_tokens = parameters < kSmall ? kSmallStep : 1024;
   return std::max<int64_t>(1, (backend == Backend::cuda ? 16384 : cpu_tokens) / seq_len);
+}
+
+/// Positions within a micro-batch are 32-bit numbers in the kernels.
+void check_micro_batch(int64_t micro_batch, int64_t seq_len) {
+  if (micro_batch > INT32_MAX / seq_len)
+    fail(ExitCode::usage, "--micro-batch ", micro_batch, ": with --seq-len ", seq_len, " at most ",
+         INT32_MAX / seq_len, " are possible; what does not fit in memory at once belongs in --global-batch");
 }
 
 Backend resolve_device(DeviceChoice& device, std::optional<DType>& dtype, const GpuFacts& gpus,
@@ -122,6 +130,7 @@ std::vector<std::string> resolve(RunConfig& c, const RunFacts& facts) {
   if (!c.global_batch) c.global_batch = (size.tokens_per_step - 1) / *c.seq_len + 1;
   if (!c.micro_batch)
     c.micro_batch = std::min(*c.global_batch, default_micro_batch(*c.seq_len, facts.parameters, backend));
+  check_micro_batch(*c.micro_batch, *c.seq_len);
   if (!c.lr) c.lr = size.lr;
 
   const int64_t per_step = checked_product(*c.global_batch, *c.seq_len, "--global-batch x --seq-len");
@@ -164,6 +173,7 @@ std::vector<std::string> resolve(EvalConfig& c, const RunFacts& facts) {
   const Backend backend = resolve_device(c.device, c.dtype, facts.gpus, notes);
   resolve_seq_len(c.seq_len, facts);
   if (!c.micro_batch) c.micro_batch = default_micro_batch(*c.seq_len, facts.parameters, backend);
+  check_micro_batch(*c.micro_batch, *c.seq_len);
   return notes;
 }
 

@@ -23,6 +23,7 @@ class Reader {
 
   std::vector<TomlEntry> read() {
     std::vector<TomlEntry> entries;
+    if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;  // the byte order mark some editors write
     for (;;) {
       skip(/*newlines=*/true);
       if (at_end()) return entries;

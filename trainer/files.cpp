@@ -31,6 +31,7 @@ const char* advice(int error_number) {
     case EMFILE:
     case ENFILE: return "raise the limit of open files (ulimit -n)";
     case EFBIG: return "this file system or a limit (ulimit -f) does not allow so large a file";
+    case ESPIPE: return "a regular file is needed here, not a pipe: check the path";
     case EIO: return "the device failed: look at the kernel log (dmesg)";
     case ENAMETOOLONG: return "choose a shorter path";
     case ELOOP: return "the links of this path lead in a circle: check the path";
@@ -201,14 +202,19 @@ class PosixFiles : public Files {
 
  private:
   static int open_descriptor(const std::string& path, int flags, const char* operation) {
-    int fd = retry([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
+    // O_NONBLOCK: opening a named pipe would wait for somebody at its other end.
+    int fd = retry([&] { return ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666); });
     // Started with a standard stream closed: what is printed must not land in this file.
     if (fd >= 0 && fd <= 2) {
       const Descriptor low(fd);
       fd = ::fcntl(low.get(), F_DUPFD_CLOEXEC, 3);
     }
     if (fd < 0) throw FileError(operation, path, errno);
-    return fd;
+    Descriptor opened(fd);
+    struct stat status {};
+    if (::fstat(fd, &status) != 0) throw FileError("look at", path, errno);
+    if (S_ISFIFO(status.st_mode)) throw FileError(operation, path, ESPIPE);
+    return opened.release();
   }
 
   static std::unique_ptr<File> open(const std::string& path, int flags, const char* operation) {

@@ -1,5 +1,6 @@
 #include "trainer/inference.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -58,8 +59,13 @@ LoadedModel load_model(const std::string& path, DeviceChoice choice, std::option
   const std::unique_ptr<Files> files = posix_files();
   LoadedModel loaded;
   loaded.directory = find_weights(*files, path);
-  const ModelConfig config = source_config(*files, loaded.directory);
-  validate(config);
+  ModelConfig config;
+  try {
+    config = source_config(*files, loaded.directory);
+    validate(config);
+  } catch (const Error& error) {
+    fail(ExitCode::checkpoint, error.what());
+  }
   loaded.device = Device::open(decision.backend);
   loaded.model = std::make_unique<Model>(config, decision.backend, choose_dtype(dtype, decision.backend));
 
@@ -92,10 +98,12 @@ int sample(const SampleConfig& config) {
   options.seed = static_cast<uint64_t>(config.seed);
   OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
   NoGradients gradients;
-  const Memory memory = Memory::on(ctx.backend, Sampler::bytes(*loaded.model, 1, m.max_positions));
-  const Sampler sampler(*loaded.model, 1, m.max_positions, memory.data());
-  const std::vector<int32_t> ids =
-      sampler.generate(ctx, {weights, gradients}, sample_prompt(config.prompt), options).front();
+  const std::vector<int32_t> prompt = sample_prompt(config.prompt);
+  const int64_t window = Sampler::window(
+      m.max_positions, static_cast<int64_t>(prompt.size()) + std::min(options.max_tokens, m.max_positions));
+  const Memory memory = Memory::on(ctx.backend, Sampler::bytes(*loaded.model, 1, window));
+  const Sampler sampler(*loaded.model, 1, window, memory.data());
+  const std::vector<int32_t> ids = sampler.generate(ctx, {weights, gradients}, prompt, options).front();
   std::printf("%s%s\n", config.prompt.c_str(), printable(byte_tokenizer()->decode(ids)).c_str());
   return 0;
 }

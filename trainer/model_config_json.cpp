@@ -252,6 +252,8 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& s
     json = Json::parse(text);
   } catch (const Json::parse_error& error) {
     fail(ExitCode::usage, source, ": expected JSON; it breaks off at byte ", error.byte);
+  } catch (const Json::out_of_range&) {
+    fail(ExitCode::usage, source, ": the JSON holds a number that is too large");
   }
   Keys keys(json, source);
   const std::string type = keys.text("model_type", "");

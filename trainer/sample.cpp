@@ -85,6 +85,11 @@ size_t Sampler::bytes(const Model& model, int64_t count, int64_t window) {
   return plan.used();
 }
 
+int64_t Sampler::window(int64_t positions, int64_t longest) {
+  if (longest >= positions) return positions;
+  return std::min(positions, (longest + kLengthStep - 1) / kLengthStep * kLengthStep);
+}
+
 std::vector<std::vector<int32_t>> Sampler::generate(
     const Context& ctx, LayerHooks hooks, const std::vector<int32_t>& prompt, const SampleOptions& options,
     const std::function<bool(const std::vector<int32_t>&)>& stop) const {

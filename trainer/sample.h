@@ -31,6 +31,8 @@ class Sampler {
       : model_(model), count_(count), window_(window), memory_(memory) {}
 
   static size_t bytes(const Model& model, int64_t count, int64_t window);
+  /// The window that gives a model of so many positions all it can see of `longest` tokens: long contexts cost memory.
+  static int64_t window(int64_t positions, int64_t longest);
 
   [[nodiscard]] std::vector<std::vector<int32_t>> generate(
       const Context& ctx, LayerHooks hooks, const std::vector<int32_t>& prompt, const SampleOptions& options,

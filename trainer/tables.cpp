@@ -26,49 +26,59 @@ std::string mebibytes(size_t bytes) {
   return text;
 }
 
-void print_row(const std::string& name, const std::string& value) {
-  std::printf("  %-22s %s\n", name.c_str(), value.c_str());
+namespace {
+
+void print_row(std::FILE* out, const std::string& name, const std::string& value) {
+  std::fprintf(out, "  %-22s %s\n", name.c_str(), value.c_str());
 }
 
-void print_memory(const Arena& plan, const std::vector<std::pair<std::string, size_t>>& host) {
-  std::printf("memory\n");
-  for (const Arena::Group& group : plan.groups()) print_row(group.name, mebibytes(group.bytes));
+}  // namespace
+
+void print_row(const std::string& name, const std::string& value) { print_row(stdout, name, value); }
+
+void print_memory(std::FILE* out, const Arena& plan,
+                  const std::vector<std::pair<std::string, size_t>>& host) {
+  std::fprintf(out, "memory\n");
+  for (const Arena::Group& group : plan.groups()) print_row(out, group.name, mebibytes(group.bytes));
   size_t total = plan.used();
   for (const auto& [name, bytes] : host) {
-    print_row(name, mebibytes(bytes));
+    print_row(out, name, mebibytes(bytes));
     total += bytes;
   }
-  print_row("total", mebibytes(total));
+  print_row(out, "total", mebibytes(total));
 }
 
-void print_run(const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
+void print_run(std::FILE* out, const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
                const Dataset& training, const Dataset* validation) {
   const TokenFlops flops = training_flops(model, config.seq_len.value());
   const std::vector<double> epochs = training.epochs(config.steps.value() * config.global_batch.value());
-  std::printf("run\n");
-  print_row("model", cat(config.model, ": ", model.layers, " layers, width ", model.hidden, ", ", model.heads,
-                         " heads (", model.kv_heads, " key/value), MLP ", model.ffn, ", vocabulary ",
-                         model.vocab_size, model.tied ? ", tied" : ""));
-  print_row("parameters", grouped(model.parameter_count()));
-  print_row("device", cat(device.name, ", ", name_of(config.dtype.value())));
-  print_row("training data",
+  std::fprintf(out, "run\n");
+  print_row(out, "model",
+            cat(config.model, ": ", model.layers, " layers, width ", model.hidden, ", ", model.heads,
+                " heads (", model.kv_heads, " key/value), MLP ", model.ffn, ", vocabulary ", model.vocab_size,
+                model.tied ? ", tied" : ""));
+  print_row(out, "parameters", grouped(model.parameter_count()));
+  print_row(out, "device", cat(device.name, ", ", name_of(config.dtype.value())));
+  print_row(out, "training data",
             cat(config.data.empty() ? "built-in stories, " : "", grouped(training.tokens()), " tokens, ",
                 grouped(training.samples()), " sequences of ", config.seq_len.value()));
   if (validation != nullptr)
-    print_row("validation data",
+    print_row(out, "validation data",
               cat(grouped(validation->tokens()), " tokens, ", grouped(validation->samples()), " sequences"));
-  print_row("steps",
+  print_row(out, "steps",
             cat(grouped(config.steps.value()), " of ", config.global_batch.value(), " sequences (",
                 grouped(config.tokens_per_step()), " tokens), micro-batch ", config.micro_batch.value()));
-  print_row("tokens", cat(grouped(config.total_tokens()), ", ",
-                          *std::max_element(epochs.begin(), epochs.end()), " epochs"));
-  print_row("learning rate",
+  print_row(
+      out, "tokens",
+      cat(grouped(config.total_tokens()), ", ", *std::max_element(epochs.begin(), epochs.end()), " epochs"));
+  print_row(out, "learning rate",
             cat(config.lr.value(), " ", config.schedule, ", warm-up ", grouped(config.warmup_tokens.value()),
                 " tokens, down to ", config.min_lr_frac, " of it"));
   const std::optional<Peak> peak = peak_flops(device.name, config.dtype.value());
-  print_row("peak", peak ? peak->source : "unknown for this device: no MFU is given");
-  print_row("FLOPs", cat(flops.causal, " per token, ",
-                         flops.causal * static_cast<double>(config.total_tokens()), " in all"));
+  print_row(out, "peak", peak ? peak->source : "unknown for this device: no MFU is given");
+  print_row(out, "FLOPs",
+            cat(flops.causal, " per token, ", flops.causal * static_cast<double>(config.total_tokens()),
+                " in all"));
 }
 
 }  // namespace kinoe

@@ -1,6 +1,7 @@
 // The tables a run prints before it starts: what will be trained on what, and the memory it takes.
 #pragma once
 
+#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,10 +20,10 @@ void print_row(const std::string& name, const std::string& value);
 std::string mebibytes(size_t bytes);  // "12.3 MiB"
 
 /// `config` is resolved. `validation` may be null.
-void print_run(const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
+void print_run(std::FILE* out, const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
                const Dataset& training, const Dataset* validation);
 
 /// The groups of a plan, the host's buffers by name, and their sum.
-void print_memory(const Arena& plan, const std::vector<std::pair<std::string, size_t>>& host);
+void print_memory(std::FILE* out, const Arena& plan, const std::vector<std::pair<std::string, size_t>>& host);
 
 }  // namespace kinoe

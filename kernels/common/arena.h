@@ -10,7 +10,8 @@
 namespace kinoe {
 
 /// A constructor that takes tensors from an Arena is run first with Arena() (data() is null; the totals are the
-/// plan that is printed), then with Arena(memory) to receive addresses. Nothing is ever given back.
+/// plan that is printed), then with Arena(memory) to receive addresses. Nothing is ever given back. A plan whose bytes
+/// do not fit in 63 bits throws Error(usage): wrapped around it would look small.
 class Arena {
  public:
   static constexpr size_t kAlignment = 256;
@@ -26,7 +27,14 @@ class Arena {
   /// Bytes are counted under `group` ("weights", "activations", ...) in the order of first use.
   Tensor take(std::string_view group, DType dtype, std::initializer_list<int64_t> shape) {
     Tensor tensor(base_ ? base_ + used_ : nullptr, dtype, shape);
-    const size_t bytes = (tensor.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+    auto total = static_cast<int64_t>(size_of(dtype));
+    bool too_large = false;
+    for (const int64_t n : shape) too_large |= __builtin_mul_overflow(total, n, &total);
+    const size_t bytes = (static_cast<size_t>(total) + kAlignment - 1) / kAlignment * kAlignment;
+    too_large |= bytes > size_t{INT64_MAX} - used_;
+    if (too_large)
+      fail(ExitCode::usage, "the ", group, " of this run take more than 2^63 bytes (one tensor is ",
+           tensor.shape(), "); use a smaller model, --micro-batch or --seq-len");
     used_ += bytes;
     for (Group& g : groups_)
       if (g.name == group) {

@@ -21,6 +21,7 @@ namespace kinoe {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kLargeAllocation = size_t{256} << 20;
 
 class CpuDevice final : public Device {
  public:
@@ -56,7 +57,9 @@ void* allocate_host(size_t bytes) {
   // Huge pages: a training step touches every page of the arena, and 4 KiB pages would cost it in TLB misses.
   const size_t alignment = bytes >= 4 * kHugePage ? kHugePage : Arena::kAlignment;
   const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* memory = rounded < bytes ? nullptr : std::aligned_alloc(alignment, rounded);
+  // Linux promises more memory than there is and ends the process when it is touched, so a large wish is compared first.
+  const bool fits = rounded >= bytes && (rounded < kLargeAllocation || rounded <= cpu_info().free_bytes);
+  void* memory = fits ? std::aligned_alloc(alignment, rounded) : nullptr;
   if (!memory)
     fail(ExitCode::usage, "out of host memory: ", bytes, " bytes asked for, ", cpu_info().free_bytes,
          " free; use a smaller model, micro-batch or sequence length");

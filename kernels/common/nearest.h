@@ -27,7 +27,31 @@ inline size_t edit_distance(std::string_view a, std::string_view b) {
   return above[b.size()];
 }
 
-/// The candidate with the fewest edits (the first of equals); empty only without candidates.
+/// "--warmup-steps" and "warmup_steps" are of the same words.
+inline std::vector<std::string> words_of(std::string_view name) {
+  std::vector<std::string> words(1);
+  for (const char c : name)
+    if (c == '-' || c == '_')
+      words.emplace_back();
+    else
+      words.back() += c;
+  std::erase(words, "");
+  return words;
+}
+
+/// What somebody may mean who writes --batch-size or --learning-rate: a word in common, or the words' initials.
+inline bool related(const std::vector<std::string>& words, const std::string& candidate) {
+  std::string initials;
+  for (const std::string& word : words) initials += word[0];
+  for (const std::string& theirs : words_of(candidate))
+    if ((words.size() > 1 && theirs == initials) ||
+        std::find(words.begin(), words.end(), theirs) != words.end())
+      return true;
+  return false;
+}
+
+/// The candidate with the fewest edits (the first of equals); empty only without candidates. Where more than half of the
+/// name would have to be edited it was not mistyped, and the first candidate related to it comes before.
 inline std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
   std::string best;
   size_t best_distance = std::string::npos;
@@ -36,6 +60,12 @@ inline std::string nearest_name(std::string_view name, const std::vector<std::st
       best_distance = d;
       best = candidate;
     }
+  if (2 * best_distance > name.size()) {
+    const std::vector<std::string> words = words_of(name);
+    const auto other = std::find_if(candidates.begin(), candidates.end(),
+                                    [&](const std::string& candidate) { return related(words, candidate); });
+    if (other != candidates.end()) return *other;
+  }
   return best;
 }
 
