@@ -5,6 +5,7 @@
 #   make demo      installs what is missing, builds, trains a small GPT and shows what it learned
 #   make test      installs what is missing, builds, runs all tests
 #   make bench     builds dev/bench_kernels and times every operation; ARGS="--filter adamw", ARGS=--help
+#   make fuzz      feeds damaged files to every reader for FUZZ_SECONDS (default 30) in all; needs clang
 #   make lint      formatting, clang-tidy, layers, scripts; warnings are errors
 #   make clean     removes build/ and ./train_gpt
 #
@@ -28,7 +29,7 @@ export CXX NVCC MPICXX CPPFLAGS LDFLAGS MPI
 Q := $(if $(V),,@)
 
 # ---------------------------------------------------------------------------------------------- targets
-.PHONY: all demo test bench lint clean binary tests cuda run-demo run-tests run-bench
+.PHONY: all demo test bench fuzz lint clean binary tests cuda run-demo run-tests run-bench
 PARALLEL = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 all:
@@ -47,6 +48,13 @@ test:
 
 bench:
 	@$(MAKE) $(PARALLEL) $(HOST_ONLY) run-bench
+
+# Ends with a failure and the damaged file's name when a reader does anything but read or refuse.
+FUZZ_SECONDS ?= 30
+fuzz:
+	@scripts/setup.sh --fuzz
+	@$(MAKE) $(PARALLEL) CUDA=0 FUZZ=1 build/fuzz/fuzz_readers
+	@scripts/fuzz.sh build/fuzz/fuzz_readers $(FUZZ_SECONDS)
 
 lint:
 	@scripts/setup.sh --lint
@@ -82,17 +90,19 @@ endif
 # The backend as a whole stands and falls with its device layer.
 USE_CUDA := $(if $(or $(filter 0,$(CUDA)),$(SAN)),,$(and $(CUDA_FOUND),$(wildcard kernels/common/device.cu)))
 
-VARIANT := $(if $(SAN),asan,$(if $(USE_CUDA),cuda,host))
+VARIANT := $(if $(FUZZ),fuzz,$(if $(SAN),asan,$(if $(USE_CUDA),cuda,host)))
 B := build/$(VARIANT)
 
 # The fallback of an optional part is compiled where the part is not.
 SOURCES := $(wildcard kernels/*.cpp kernels/common/*.cpp dataloader/*.cpp trainer/*.cpp)
 SOURCES := $(filter-out $(if $(USE_CUDA),%_cuda_fallback.cpp),$(SOURCES))
-TEST_SOURCES := $(wildcard test/*.cpp)
+TEST_SOURCES := $(wildcard test/*.cpp) test/fuzz/readers.cpp
 BENCH_SOURCES := $(wildcard dev/bench*.cpp dev/bench/*.cpp)
 
 CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=$B/%.cu.o)
 OBJECTS := $(SOURCES:%.cpp=$B/%.o) $(if $(USE_CUDA),$(CUDA_OBJECTS))
+FUZZ_OBJECTS := $(patsubst %.cpp,$B/%.o,test/fuzz/fuzz.cpp test/fuzz/readers.cpp \
+  $(filter-out dataloader/loader%,$(wildcard dataloader/*.cpp)) $(filter-out trainer/config_resolve.cpp,$(wildcard $(addprefix trainer/,config*.cpp model_config*.cpp safetensors*.cpp files*.cpp))))
 TEST_OBJECTS := $(TEST_SOURCES:%.cpp=$B/%.o)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.cpp=$B/%.o)
 
@@ -106,6 +116,12 @@ DEFINES += -DKINOE_WITH_CUDA=$(if $(USE_CUDA),1,0)
 # -Wrestrict of g++ 12 is wrong about std::string (GCC bug 105651).
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wno-restrict $(if $(WERROR),-Werror)
 COMPILE := $(CXX) -std=c++20 $(OPTIMIZE) -fno-math-errno -fno-trapping-math -fopenmp -I. $(DEFINES) $(WARNINGS) $(CPPFLAGS) $(CXXFLAGS)
+ifdef FUZZ
+# libFuzzer belongs to clang. The readers use no OpenMP, and g++ has judged the warnings.
+FUZZ_CXX ?= clang++
+COMPILE := $(FUZZ_CXX) -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all \
+  -I. -DKINOE_NO_SIMD -DKINOE_WITH_CUDA=0 -w $(CPPFLAGS)
+endif
 # The tests' own code is run once: optimizing it less saves more time than it costs.
 COMPILE_TEST := $(COMPILE:-O3=-O1)
 comma := ,
@@ -161,6 +177,10 @@ $B/dump_operations: $B/dev/dump_operations.o $B/dev/bench/workspace.o $(OBJECTS)
 	@echo "  LINK  $@"
 	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
 
+$B/fuzz_readers: $(FUZZ_OBJECTS) $B/link.command
+	@echo "  LINK  $@"
+	$(Q)$(FUZZ_CXX) -fsanitize=fuzzer,address,undefined $(filter %.o,$^) $(LIBS) -o $@
+
 $B/kinoe_tests: $(TEST_OBJECTS) $(OBJECTS) $B/link.command
 	$(if $(HAVE_GTEST),,$(error GoogleTest 1.12 or newer was not found: run scripts/setup.sh))
 	@echo "  LINK  $@"
@@ -203,7 +223,7 @@ $B/%.command: FORCE
 	@echo '$(COMMAND)' | cmp -s - $@ || echo '$(COMMAND)' >$@
 .PHONY: FORCE
 
--include $(patsubst %.o,%.d,$(OBJECTS) $(CUDA_OBJECTS) $(TEST_OBJECTS) $(BENCH_OBJECTS) $B/train_gpt.o \
+-include $(patsubst %.o,%.d,$(OBJECTS) $(CUDA_OBJECTS) $(TEST_OBJECTS) $(BENCH_OBJECTS) $(FUZZ_OBJECTS) $B/train_gpt.o \
   $B/dev/dump_operations.o $B/dev/bench_epilogues.cu.o $B/dev/bench_attention.cu.o)
 
 endif

@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh           to build and test
 #   scripts/setup.sh --lint    also clang-format and clang-tidy, for `make lint`
+#   scripts/setup.sh --fuzz    also clang with libFuzzer, for `make fuzz`
 #   MPI=0 in the environment   Open MPI is not wanted
 #
 # What is missing is found by compiling (scripts/probe.sh), so libraries installed by hand count. Packages come from
@@ -13,11 +14,12 @@ cd "$(dirname "$0")/.." || exit 2
 # shellcheck source=scripts/probe.sh
 . scripts/probe.sh
 
-lint=""
+lint="" fuzz=""
 for argument in "$@"; do
   case $argument in
     --lint) lint=1 ;;
-    *) sed -n '2,10s/^# \{0,1\}//p' scripts/setup.sh; exit 2 ;;
+    --fuzz) fuzz=1 ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' scripts/setup.sh; exit 2 ;;
   esac
 done
 
@@ -31,6 +33,7 @@ package_of() {
     mpi) echo libopenmpi-dev openmpi-bin ;;
     # The formatting is that of clang-format 14; newer ones differ (see scripts/lint.sh).
     clang-format) apt-cache policy clang-format-14 2>/dev/null | grep -q '^  Candidate: [^(]' && echo clang-format-14 || echo clang-format ;;
+    clang) echo clang libclang-rt-dev ;;
     make | clang-tidy) echo "$1" ;;
   esac
 }
@@ -45,7 +48,14 @@ look() {
   for name in make ${lint:+clang-format clang-tidy}; do
     command -v "$name" >/dev/null || command -v "$name-14" >/dev/null || missing="$missing $name"
   done
+  [ -z "$fuzz" ] || can_fuzz || missing="$missing clang"
   [ "${MPI:-}" = 0 ] || found mpi || wanted=mpi
+}
+
+# clang++ that links libFuzzer and the sanitizers; Debian has them in a package of their own.
+can_fuzz() {
+  echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
+    ${FUZZ_CXX:-clang++} -x c++ - -fsanitize=fuzzer,address,undefined -o "$work/fuzz" 2>/dev/null
 }
 
 packages_of() {

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "kernels/common/nearest.h"
+#include "kernels/common/untrusted.h"
 #include "trainer/config_options.h"
 #include "trainer/config_toml.h"
 
@@ -320,7 +321,11 @@ std::string to_toml(const RunConfig& config) {
 RunConfig run_config_from_toml(const std::string& text, const std::string& source) {
   RunConfig config;
   const auto table = run_options();
-  apply(table, given_in_toml(table, text, source), config);
+  try {
+    apply(table, given_in_toml(table, text, source), config);
+  } catch (const Error& error) {  // it quotes the file
+    fail(error.code, one_line(error.what()));
+  }
   return config;
 }
 

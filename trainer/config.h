@@ -81,6 +81,7 @@ struct RunConfig {
 struct SampleConfig {
   std::string directory;        // run or checkpoint
   std::string prompt = "\n\n";  // where a paragraph or a story begins
+  std::string prompt_ids = {};  // instead of it: token ids, and ids are printed
   int64_t max_tokens = 256;
   double temperature = 1.0;  // 0: the most probable token, always
   int64_t top_k = 0;         // 0: all

@@ -297,7 +297,11 @@ std::vector<Option<SampleConfig>> sample_options() {
   const std::string what = "What to write", hardware = "Hardware and numbers";
   return {
       text("", "", "DIR", &C::directory, "a run directory (its last checkpoint) or a checkpoint"),
-      text("prompt", what, "TEXT", &C::prompt, "text to go on from"),
+      instead_of(text("prompt", what, "TEXT", &C::prompt, "text to go on from"), "prompt-ids",
+                 &C::prompt_ids),
+      instead_of(text("prompt-ids", what, "ID,ID,...", &C::prompt_ids,
+                      "instead of --prompt: token ids to go on from; prints ids, for any vocabulary"),
+                 "prompt", &C::prompt),
       count("max-tokens", what, &C::max_tokens, 1, "tokens to write"),
       real("temperature", what, &C::temperature, kNotNegative,
            "1: the model's own probabilities, less: safer; 0: always the most probable token"),

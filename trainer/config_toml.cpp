@@ -6,8 +6,10 @@
 #include <charconv>
 #include <cstdint>
 #include <string_view>
+#include <unordered_map>
 
 #include "kernels/common/check.h"
+#include "kernels/common/untrusted.h"
 
 namespace kinoe {
 namespace {
@@ -23,14 +25,14 @@ class Reader {
 
   std::vector<TomlEntry> read() {
     std::vector<TomlEntry> entries;
+    std::unordered_map<std::string, int> lines;  // of the keys so far
     if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;  // the byte order mark some editors write
     for (;;) {
       skip(/*newlines=*/true);
       if (at_end()) return entries;
       TomlEntry entry = read_entry();
-      for (const TomlEntry& other : entries)
-        if (other.key == entry.key)
-          error(cat("'", entry.key, "' was already set in line ", other.line, "; keep one of them"));
+      if (const auto [other, fresh] = lines.emplace(entry.key, entry.line); !fresh)
+        error(cat("'", entry.key, "' was already set in line ", other->second, "; keep one of them"));
       entries.push_back(std::move(entry));
     }
   }
@@ -39,7 +41,7 @@ class Reader {
   [[nodiscard]] bool at_end() const { return at_ >= text_.size(); }
   [[nodiscard]] char peek() const { return at_end() ? '\0' : text_[at_]; }
   [[noreturn]] void error(const std::string& message) const {
-    fail(ExitCode::usage, source_, " line ", line_, ": ", message);
+    fail(ExitCode::usage, source_, " line ", line_, ": ", one_line(message));
   }
 
   /// Blanks and comments; line ends too where they mean nothing.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <sstream>
 #include <vector>
 
 #include "dataloader/data_spec.h"
@@ -24,6 +25,19 @@ constexpr int64_t kSampleTokens = 256;  // of a text shown during training
 
 std::vector<int32_t> sample_prompt(const std::string& prompt) {
   return byte_tokenizer()->encode(prompt.empty() ? std::string(kStorySeparator) : prompt);
+}
+
+/// "1,2,3" -> {1, 2, 3}, each below `vocab_size`.
+std::vector<int32_t> parse_ids(const std::string& text, int64_t vocab_size) {
+  std::vector<int32_t> ids;
+  std::istringstream in(text);
+  for (std::string word; std::getline(in, word, ',');) {
+    const int64_t id = parse_count(word, "--prompt-ids", 0);
+    if (id >= vocab_size)
+      fail(ExitCode::usage, "--prompt-ids: expected ids below the vocabulary of ", vocab_size, ", got ", id);
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return ids;
 }
 
 /// Inference needs weights only; asking for gradients is a bug.
@@ -86,9 +100,11 @@ LoadedModel load_model(const std::string& path, DeviceChoice choice, std::option
 int sample(const SampleConfig& config) {
   const LoadedModel loaded = load_model(config.directory, config.device, config.dtype);
   const ModelConfig& m = loaded.model->config;
-  if (m.vocab_size != byte_tokenizer()->vocab_size())
+  const bool by_ids = !config.prompt_ids.empty();
+  if (!by_ids && m.vocab_size != byte_tokenizer()->vocab_size())
     fail(ExitCode::usage,
-         "only models of bytes (vocabulary 256) can print text; this one has a vocabulary of ", m.vocab_size);
+         "only models of bytes (vocabulary 256) can print text; this one has a vocabulary of ", m.vocab_size,
+         ": give --prompt-ids");
   const Context ctx = loaded.device->context();
   SampleOptions options;
   options.max_tokens = config.max_tokens;
@@ -98,12 +114,18 @@ int sample(const SampleConfig& config) {
   options.seed = static_cast<uint64_t>(config.seed);
   OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
   NoGradients gradients;
-  const std::vector<int32_t> prompt = sample_prompt(config.prompt);
+  const std::vector<int32_t> prompt =
+      by_ids ? parse_ids(config.prompt_ids, m.vocab_size) : sample_prompt(config.prompt);
   const int64_t window = Sampler::window(
       m.max_positions, static_cast<int64_t>(prompt.size()) + std::min(options.max_tokens, m.max_positions));
   const Memory memory = Memory::on(ctx.backend, Sampler::bytes(*loaded.model, 1, window));
   const Sampler sampler(*loaded.model, 1, window, memory.data());
   const std::vector<int32_t> ids = sampler.generate(ctx, {weights, gradients}, prompt, options).front();
+  if (by_ids) {
+    for (size_t i = 0; i < ids.size(); ++i) std::printf("%s%d", i > 0 ? " " : "", ids[i]);
+    std::printf("\n");
+    return 0;
+  }
   std::printf("%s%s\n", config.prompt.c_str(), printable(byte_tokenizer()->decode(ids)).c_str());
   return 0;
 }

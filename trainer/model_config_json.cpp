@@ -9,12 +9,15 @@
 #include <set>
 
 #include "kernels/common/check.h"
+#include "kernels/common/untrusted.h"
 #include "trainer/model_config.h"
 
 namespace kinoe {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr int kMaxDepth = 16;  // 3 is needed; task_specific_params and the like may have more
 
 /// Keys of transformers' PretrainedConfig that concern storage, training code, generation or other tasks.
 const std::set<std::string>& harmless_keys() {
@@ -105,20 +108,24 @@ class Keys {
 
   /// `expected` says what is implemented.
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const {
-    fail(ExitCode::usage, source_, ": '", key, "' must be ", expected, ", got ", object_.at(key).dump());
+    fail(ExitCode::usage, source_, ": '", key, "' must be ", expected, ", got ",
+         one_line(object_.at(key).dump(), 200));
   }
 
   void refuse_rest(const std::set<std::string>& harmless) const {
     for (const auto& [key, value] : object_.items())
       if (!taken_.contains(key) && !harmless.contains(key))
-        fail(ExitCode::usage, source_, ": the key '", key, "' (", value.dump(),
+        fail(ExitCode::usage, source_, ": the key '", one_line(key, 200), "' (", one_line(value.dump(), 200),
              ") is not implemented; remove it only if the model does not need it");
   }
 
  private:
   int64_t integer_of(const std::string& key, const Json& value) const {
-    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX))
-      refuse(key, "an integer");
+    // No size is near this bound; below it four times a size does not overflow.
+    constexpr int64_t kLargest = int64_t{1} << 48;
+    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > kLargest) ||
+        value.get<int64_t>() < -kLargest)
+      refuse(key, "an integer below 2^48");
     return value.get<int64_t>();
   }
 
@@ -247,12 +254,14 @@ void read_common(Keys& keys, ModelConfig& c) {
 }  // namespace
 
 ModelConfig model_config_from_json(const std::string& text, const std::string& source) {
+  if (nested_deeper(text, kMaxDepth))
+    fail(ExitCode::usage, source, ": the JSON is nested deeper than ", kMaxDepth, " levels");
   Json json;
   try {
     json = Json::parse(text);
   } catch (const Json::parse_error& error) {
     fail(ExitCode::usage, source, ": expected JSON; it breaks off at byte ", error.byte);
-  } catch (const Json::out_of_range&) {
+  } catch (const Json::exception&) {
     fail(ExitCode::usage, source, ": the JSON holds a number that is too large");
   }
   Keys keys(json, source);
