@@ -25,7 +25,7 @@ class Reader {
 
   std::vector<TomlEntry> read() {
     std::vector<TomlEntry> entries;
-    std::unordered_map<std::string, int> lines;  // of the keys so far
+    std::unordered_map<std::string, int> lines;      // of the keys so far
     if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;  // the byte order mark some editors write
     for (;;) {
       skip(/*newlines=*/true);
