@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -39,6 +40,7 @@
 #include "trainer/model.h"
 #include "trainer/model_config.h"
 #include "trainer/monitor.h"
+#include "trainer/monitor_device.h"
 #include "trainer/one_rank.h"
 #include "trainer/optimizer.h"
 #include "trainer/resume.h"
@@ -266,15 +268,32 @@ class Training {
   std::array<StepResult, 2> results_;
 };
 
-void complete_speed(StepRecord& record, const TokenFlops& flops, const std::optional<Peak>& peak,
-                    size_t bytes) {
+void complete_speed(StepRecord& record, const TokenFlops& flops, const std::optional<Peak>& peak) {
   record.tflops_per_gpu = record.tokens_per_s_per_gpu * flops.causal / 1e12;
   if (peak) {
     record.mfu = record.tokens_per_s_per_gpu * flops.causal / peak->flops;
     record.mfu_full = record.tokens_per_s_per_gpu * flops.full / peak->flops;
   }
-  record.mem_bytes = static_cast<int64_t>(bytes);
-  record.mem_peak_bytes = static_cast<int64_t>(bytes);
+}
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Ends with the memory table printed and a configuration that fits, where this one does not.
+void require_memory(const RunConfig& config, const DeviceInfo& device,
+                    const std::function<size_t(const RunConfig&)>& bytes_of) {
+  const size_t needed = bytes_of(config);
+  if (needed <= device.free_bytes) return;
+  const Fitting fitting = find_fitting(config, bytes_of, device.free_bytes);
+  const std::string begin = cat("this run needs ", mebibytes(needed), " and ", device.name, " has ",
+                                mebibytes(device.free_bytes), " free; ");
+  if (fitting.fits)
+    fail(ExitCode::usage, begin, "it fits with ", fitting.options, " (", mebibytes(fitting.bytes), ")");
+  fail(ExitCode::usage, begin,
+       fitting.options.empty() ? "it cannot be made smaller"
+                               : cat("even with ", fitting.options, " it needs ", mebibytes(fitting.bytes)),
+       "; use a smaller model or --seq-len, or a device with more memory");
 }
 
 /// The algorithms of matrix products: taken from the user's cache, and kept there and in the run directory.
@@ -438,13 +457,15 @@ void print_warnings(const Data& data, const RunConfig& config) {
 }
 
 /// The run directory with what produced the run in it. `from`: the step after which it goes on, 0 for a new run.
-void record_run(Files& files, const RunConfig& config, const DeviceInfo& device, int64_t from, int argc,
+void record_run(Files& files, const RunConfig& config, const Device& device, int64_t from, int argc,
                 char** argv) {
   in_class(ExitCode::usage, [&] {
     write_file_durably(files, join_path(config.out, "config.toml"), to_toml(config));
     RunRecord record = make_run_record(argc, argv);
-    record.device = device.name;
-    record.driver = device.driver;
+    const DeviceInfo info = device.info();
+    record.device = info.name;
+    record.driver = info.driver;
+    if (const std::optional<GpuHealth> health = device.health()) record.gpu = health_facts(*health);
     record.config = settings_of(config);
     write_file_durably(files,
                        join_path(config.out, from == 0 ? "run.json" : cat("run_from_step_", from, ".json")),
@@ -541,6 +562,7 @@ int train(const CommandLine& command, int argc, char** argv) {
       Device::open(config.device == DeviceChoice::cuda ? Backend::cuda : Backend::cpu);
   Context ctx = device->context();
   const DeviceInfo info = device->info();
+  const size_t held_before = device->memory_use().bytes;
   Model model(model_config, ctx.backend, config.dtype.value());
   const OptimizerSettings optimizer = optimizer_settings(config);
 
@@ -550,20 +572,26 @@ int train(const CommandLine& command, int argc, char** argv) {
   const RunMemory planned_memory = take_memory(planned, model, config, optimizer, with_eval);
   const size_t save_bytes = CheckpointSaver::planned_buffer_bytes(
       Saving::source(planned_memory.parameters), ctx.backend == Backend::cpu ? planned.used() : 0);
-  const size_t feed_bytes =
-      Loader::buffer_bytes(config.micro_batch.value(), config.seq_len.value(), config.document_mask) *
-      (with_eval ? 2 : 1);
+  const auto feed_bytes = [&](const RunConfig& c) {
+    return Loader::buffer_bytes(c.micro_batch.value(), c.seq_len.value(), c.document_mask) *
+           (with_eval ? 2 : 1);
+  };
   // In JSON, standard output is for records alone.
   std::FILE* tables = config.log_format == "json" ? stderr : stdout;
   print_run(tables, config, model_config, info, *data.training, with_eval ? &*data.validation : nullptr);
-  print_memory(tables, planned,
-               {{"data buffers (host)", feed_bytes}, {"checkpoint buffers (host)", save_bytes}});
+  const MemoryPlan memory_plan =
+      plan_memory(planned, *device, held_before,
+                  {{"data buffers (host)", feed_bytes(config)}, {"checkpoint buffers (host)", save_bytes}});
+  print_memory(tables, memory_plan);
   print_warnings(data, config);
   print_notes(notes);
-  if (planned.used() > info.free_bytes)
-    fail(ExitCode::usage, "this run needs ", mebibytes(planned.used()), " and ", info.name, " has ",
-         mebibytes(info.free_bytes),
-         " free; use a smaller --micro-batch, --recompute block, or a smaller model");
+  require_memory(config, info, [&](const RunConfig& other) {
+    Arena arena;
+    OptimizerSettings settings = optimizer;
+    settings.moments = other.adam_state;
+    take_memory(arena, model, other, settings, with_eval);
+    return arena.used() + (ctx.backend == Backend::cpu ? feed_bytes(other) : 0);
+  });
   std::fflush(stdout);
   const std::vector<SmallFile> tokenizers = tokenizer_files(*files, command.run.tokenizer, source, from);
   for (const Dataset* d : {&*data.training, with_eval ? &*data.validation : nullptr})
@@ -585,7 +613,7 @@ int train(const CommandLine& command, int argc, char** argv) {
                                               .resume = command.run.resume != "never",
                                               .needed_bytes = checkpoint_bytes + (uint64_t{1} << 20)});
   const RunLock lock(config.out);
-  record_run(*files, config, info, state.step, argc, argv);
+  record_run(*files, config, *device, state.step, argc, argv);
   remove_unfinished_checkpoints(*files, config.out);
 
   GemmRecord gemms(*files, *device, config.out, from.checkpoint ? from.checkpoint->directory() : "");
@@ -632,10 +660,14 @@ int train(const CommandLine& command, int argc, char** argv) {
   Monitor monitor(options);
   Saving saving(*files, ctx, model, config, run_memory.parameters, save_bytes, monitor);
   saving.carry(tokenizers);
+  DeviceWatch watch(*device, memory_plan.total);
 
   const auto report = [&](const PendingStep& pending) {
     StepRecord record = training.finish(pending);
-    complete_speed(record, flops, peak, planned.used());
+    complete_speed(record, flops, peak);
+    watch.look(now_seconds());
+    record.mem_bytes = static_cast<int64_t>(watch.memory().bytes);
+    record.mem_peak_bytes = static_cast<int64_t>(watch.memory().peak_bytes);
     record = monitor.record(record);
     if (!record.applied && record.nan > state.nan) {
       monitor.finish();
@@ -710,6 +742,7 @@ int train(const CommandLine& command, int argc, char** argv) {
   }
   gemms.save();
   saving.finish();
+  for (const std::string& finding : watch.findings()) monitor.note(finding);
   monitor.finish();
   if (stop < steps && stop > state.step) {
     std::fprintf(tables, "stopped after step %lld of %lld; checkpoint %s\n", static_cast<long long>(stop),

@@ -228,6 +228,13 @@ TEST(ConfigResolve, Device) {
   EXPECT_CONTAINS(demand({}), "--device cuda: this build has no CUDA");
   EXPECT_CONTAINS(demand(none), "no GPU is visible");
   EXPECT_CONTAINS(demand(turing), "Tesla T4 has compute capability 7.5, at least 8.0");
+  GpuFacts old_driver = none;
+  old_driver.problem = "the NVIDIA driver is for CUDA 11.4, this program needs 13.0";
+  EXPECT_CONTAINS(demand(old_driver),
+                  "--device cuda: the NVIDIA driver is for CUDA 11.4, this program needs 13.0");
+  EXPECT_CONTAINS(choose_device(DeviceChoice::automatic, old_driver).note,
+                  "Computing on the CPU: the NVIDIA driver is for CUDA 11.4");
+  EXPECT_CONTAINS(choose_device(DeviceChoice::automatic, turing).note, "Tesla T4 has compute capability 7.5");
   EXPECT_EQ(demand(kHopper), "");
   EXPECT_EQ(choose_device(DeviceChoice::cuda, kHopper).backend, Backend::cuda);
   for (const GpuFacts& gpus : {GpuFacts{}, none, turing}) {

@@ -103,6 +103,22 @@ TEST(Parameters, InitialValuesAreAPureFunctionOfTheIndex) {
   }
 }
 
+TEST(Parameters, PiecesOfTheFlatRangeAreThoseOfTheWhole) {
+  ModelConfig config = small_llama(false);
+  config.hidden = 200;
+  config.ffn = 300;
+  const ParameterTable table(config);
+  const int64_t n = table.flat_size();
+  ASSERT_GT(n / kChunk, 10);
+  std::vector<float> whole(static_cast<size_t>(n), -1), part(whole), expected(static_cast<size_t>(n), 0);
+  initialize(table, 5, whole.data());
+  for (const Parameter& p : table.parameters()) initial_values(p, 5, 0, p.size, expected.data() + p.offset);
+  EXPECT_EQ(whole, expected);
+  for (int64_t begin = 0; begin < n; begin += 3 * kChunk)
+    initialize(table, 5, begin, std::min(begin + 3 * kChunk, n), part.data() + begin);
+  EXPECT_EQ(part, expected);
+}
+
 TEST(Parameters, InitialValuesHaveTheirDeviationAndDependOnSeedAndName) {
   ModelConfig config = small_gpt2();
   config.hidden = 120;

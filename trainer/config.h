@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -154,6 +155,7 @@ struct GpuFacts {
   int count = 0;
   int compute_capability = 0;  // of the first one, 90 for sm_90
   std::string name = {};
+  std::string problem = {};  // why there is none, where more is known than that
 };
 
 GpuFacts find_gpus();
@@ -186,6 +188,16 @@ struct RunFacts {
 std::vector<std::string> resolve(RunConfig& config, const RunFacts& facts);
 /// The same for `eval`: seq_len, micro_batch, device and dtype.
 std::vector<std::string> resolve(EvalConfig& config, const RunFacts& facts);
+
+/// The cheapest way to make a resolved configuration smaller: options to change, and the bytes it then needs.
+struct Fitting {
+  bool fits = false;    // false: `options` is the smallest there is, and still too large
+  std::string options;  // "--micro-batch 4 --recompute light"; "" when nothing can be made smaller
+  size_t bytes = 0;
+};
+/// Tries smaller micro-batches, more recomputation and 16-bit Adam states; `bytes_of` tells what each needs.
+Fitting find_fitting(const RunConfig& config, const std::function<size_t(const RunConfig&)>& bytes_of,
+                     size_t limit);
 
 /// TOML that --config reads back to an equal RunConfig. Values not set are left out.
 std::string to_toml(const RunConfig& config);

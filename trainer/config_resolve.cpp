@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <iterator>
 
+#include "kernels/common/gpu_driver.h"
 #include "trainer/config.h"
 
 namespace kinoe {
@@ -83,6 +84,8 @@ GpuFacts find_gpus() {
     const DeviceInfo first = gpu_info(0);
     facts.compute_capability = first.compute_capability;
     facts.name = first.name;
+  } else {
+    facts.problem = gpu_driver_problem();
   }
   return facts;
 }
@@ -94,8 +97,9 @@ DeviceDecision choose_device(DeviceChoice wanted, const GpuFacts& gpus) {
     reason = "this build has no CUDA";
     remedy = "build where nvcc is installed";
   } else if (gpus.count == 0) {
-    reason = "no GPU is visible";
-    remedy = "check nvidia-smi and CUDA_VISIBLE_DEVICES";
+    reason = gpus.problem.empty() ? "no GPU is visible" : gpus.problem;
+    remedy = gpus.problem.empty() ? "check nvidia-smi and CUDA_VISIBLE_DEVICES"
+                                  : "install a driver that fits (nvidia-smi shows what there is)";
   } else if (gpus.compute_capability < kMinComputeCapability) {
     reason = cat(gpus.name, " has compute capability ", gpus.compute_capability / 10, ".",
                  gpus.compute_capability % 10, ", at least ", kMinComputeCapability / 10, ".",

@@ -201,6 +201,7 @@ struct RunRecord {
   std::vector<NameValue> libraries;  // name, version
   std::string device;                // "NVIDIA H200 x 8", or the CPU's name
   std::string driver;                // "" without a GPU
+  std::vector<NameValue> gpu;        // its temperature, clocks, power at the start, as far as known
   std::vector<std::string> hosts;
   std::string system;             // kernel and machine
   std::vector<NameValue> config;  // the resolved configuration: option, value

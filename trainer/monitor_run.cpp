@@ -62,6 +62,7 @@ std::string to_json(const RunRecord& record) {
   json["libraries"] = object_of(record.libraries);
   json["device"] = record.device;
   json["driver"] = record.driver;
+  if (!record.gpu.empty()) json["gpu"] = object_of(record.gpu);
   json["hosts"] = record.hosts;
   json["system"] = record.system;
   json["config"] = object_of(record.config);

@@ -1,5 +1,7 @@
 #include "trainer/optimizer.h"
 
+#include <algorithm>
+#include <array>
 #include <vector>
 
 #include "kernels/adamw.h"
@@ -47,6 +49,40 @@ void set_parameters(const Context& ctx, const ParameterMemory& memory, const flo
   synchronize(ctx);
 }
 
+void Optimizer::initialize_masters(const Context& ctx, uint64_t seed) const {
+  const ParameterTable& table = model_.table;
+  if (memory_.masters.dtype != DType::f32) {
+    std::vector<float> flat(static_cast<size_t>(table.flat_size()));
+    kinoe::initialize(table, seed, flat.data());
+    set_parameters(ctx, memory_, flat.data());
+    return;
+  }
+  auto* masters = memory_.masters.as<float>();
+  if (ctx.backend == Backend::cpu) {
+    kinoe::initialize(table, seed, masters);
+    return;
+  }
+  // Made piece by piece beside the uploads, so that no second copy of the model exists and neither side waits long.
+  constexpr int64_t kPiece = 512 * kChunk;  // 32 MiB
+  struct Half {
+    Memory memory = Memory::pinned(Backend::cuda, kPiece * sizeof(float));
+    Event uploaded{Backend::cuda};
+  };
+  std::array<Half, 2> halves;
+  for (Half& half : halves) half.uploaded.record(ctx);
+  size_t next = 0;
+  for (int64_t begin = 0; begin < table.flat_size(); begin += kPiece, next ^= 1) {
+    const int64_t end = std::min(begin + kPiece, table.flat_size());
+    Half& half = halves[next];
+    half.uploaded.wait();
+    kinoe::initialize(table, seed, begin, end, static_cast<float*>(half.memory.data()));
+    upload(ctx, masters + begin, half.memory.data(), static_cast<size_t>(end - begin) * sizeof(float));
+    half.uploaded.record(ctx);
+  }
+  if (memory_.weights.data != memory_.masters.data) cast(ctx, {memory_.weights, memory_.masters});
+  synchronize(ctx);
+}
+
 void Optimizer::prepare(const Context& ctx) const {
   fill_zero(ctx, memory_.gradients.data, memory_.gradients.bytes());
   fill_zero(ctx, memory_.m.data, memory_.m.bytes());
@@ -59,9 +95,7 @@ void Optimizer::prepare(const Context& ctx) const {
 
 void Optimizer::initialize(const Context& ctx, uint64_t seed) const {
   prepare(ctx);
-  std::vector<float> flat(static_cast<size_t>(model_.table.flat_size()));
-  kinoe::initialize(model_.table, seed, flat.data());
-  set_parameters(ctx, memory_, flat.data());
+  initialize_masters(ctx, seed);
 }
 
 void Optimizer::update(const Context& ctx, const Activations& acts, double lr, int64_t update,

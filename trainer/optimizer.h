@@ -50,6 +50,7 @@ class Optimizer {
 
  private:
   void apply(const Context& ctx, const Activations& acts, double lr, int64_t update) const;
+  void initialize_masters(const Context& ctx, uint64_t seed) const;
 
   const Model& model_;
   const ParameterMemory& memory_;

@@ -257,17 +257,25 @@ void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin, in
   }
 }
 
-void initialize(const ParameterTable& table, uint64_t seed, float* flat) {
-  const int64_t chunks = table.flat_size() / kChunk;
-#pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < chunks; ++i) std::fill_n(flat + i * kChunk, kChunk, 0.0F);
-  for (const Parameter& p : table.parameters()) {
-    const int64_t pieces = (p.size + kChunk - 1) / kChunk;
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < pieces; ++i)
-      initial_values(p, seed, i * kChunk, std::min(kChunk, p.size - i * kChunk),
-                     flat + p.offset + i * kChunk);
+void initialize(const ParameterTable& table, uint64_t seed, int64_t begin, int64_t end, float* out) {
+  CHECK(begin % kChunk == 0 && end % kChunk == 0 && begin >= 0 && begin <= end && end <= table.flat_size(),
+        "chunks of the flat range asked for: [", begin, ", ", end, ") of ", table.flat_size());
+  const std::vector<Parameter>& parameters = table.parameters();
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t from = begin; from < end; from += kChunk) {
+    float* chunk = out + (from - begin);
+    std::fill_n(chunk, kChunk, 0.0F);
+    auto p = std::partition_point(parameters.begin(), parameters.end(),
+                                  [from](const Parameter& q) { return q.offset + q.size <= from; });
+    for (; p != parameters.end() && p->offset < from + kChunk; ++p) {
+      const int64_t first = std::max(from, p->offset), last = std::min(from + kChunk, p->offset + p->size);
+      initial_values(*p, seed, first - p->offset, last - first, chunk + (first - from));
+    }
   }
+}
+
+void initialize(const ParameterTable& table, uint64_t seed, float* flat) {
+  initialize(table, seed, 0, table.flat_size(), flat);
 }
 
 }  // namespace kinoe

@@ -112,7 +112,9 @@ std::vector<FlatRange> owned_ranges(const ParameterTable& table, int rank, int r
 /// Initial values of elements [begin, begin + count) of a parameter: a pure function of (seed, name, index).
 void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin, int64_t count, float* out);
 
-/// Fills a whole flat range (host memory): initial values, zeros in the padding.
+/// Elements [begin, end) of the flat range, multiples of kChunk, to host memory: initial values, zeros in the padding.
+void initialize(const ParameterTable& table, uint64_t seed, int64_t begin, int64_t end, float* out);
+/// All of it.
 void initialize(const ParameterTable& table, uint64_t seed, float* flat);
 
 }  // namespace kinoe

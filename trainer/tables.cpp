@@ -36,16 +36,27 @@ void print_row(std::FILE* out, const std::string& name, const std::string& value
 
 void print_row(const std::string& name, const std::string& value) { print_row(stdout, name, value); }
 
-void print_memory(std::FILE* out, const Arena& plan,
-                  const std::vector<std::pair<std::string, size_t>>& host) {
-  std::fprintf(out, "memory\n");
-  for (const Arena::Group& group : plan.groups()) print_row(out, group.name, mebibytes(group.bytes));
-  size_t total = plan.used();
-  for (const auto& [name, bytes] : host) {
-    print_row(out, name, mebibytes(bytes));
-    total += bytes;
+MemoryPlan plan_memory(const Arena& plan, const Device& device, size_t held,
+                       const std::vector<Arena::Group>& host) {
+  MemoryPlan result;
+  if (device.context().backend == Backend::cuda) {
+    const size_t workspace = std::min(held, device.workspace_bytes());
+    result.rows = {{"CUDA context", held - workspace}, {"matrix products", workspace}};
+    result.host = host;
+  } else {
+    result.rows = {{"program", held}};
+    result.rows.insert(result.rows.end(), host.begin(), host.end());
   }
-  print_row(out, "total", mebibytes(total));
+  result.rows.insert(result.rows.end(), plan.groups().begin(), plan.groups().end());
+  for (const Arena::Group& row : result.rows) result.total += row.bytes;
+  return result;
+}
+
+void print_memory(std::FILE* out, const MemoryPlan& plan) {
+  std::fprintf(out, "memory\n");
+  for (const Arena::Group& row : plan.rows) print_row(out, row.name, mebibytes(row.bytes));
+  print_row(out, "total", mebibytes(plan.total));
+  for (const Arena::Group& row : plan.host) print_row(out, row.name, mebibytes(row.bytes));
 }
 
 void print_run(std::FILE* out, const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,

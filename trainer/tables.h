@@ -3,7 +3,6 @@
 
 #include <cstdio>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "dataloader/dataset.h"
@@ -23,7 +22,15 @@ std::string mebibytes(size_t bytes);  // "12.3 MiB"
 void print_run(std::FILE* out, const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
                const Dataset& training, const Dataset* validation);
 
-/// The groups of a plan, the host's buffers by name, and their sum.
-void print_memory(std::FILE* out, const Arena& plan, const std::vector<std::pair<std::string, size_t>>& host);
+/// The memory a run will hold on its device, row by row.
+struct MemoryPlan {
+  std::vector<Arena::Group> rows;
+  size_t total = 0;
+  std::vector<Arena::Group> host;  // page-locked buffers, where those are not the device's memory
+};
+/// `held`: what the program holds before the plan is carried out (context and libraries; the program itself on the CPU).
+MemoryPlan plan_memory(const Arena& plan, const Device& device, size_t held,
+                       const std::vector<Arena::Group>& host);
+void print_memory(std::FILE* out, const MemoryPlan& plan);
 
 }  // namespace kinoe

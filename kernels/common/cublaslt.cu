@@ -16,7 +16,6 @@
 namespace kinoe {
 namespace {
 
-constexpr size_t kWorkspaceBytes = size_t{64} << 20;
 constexpr int kCandidates = 24;
 constexpr int kTimings = 3;                        // of each candidate; the median counts
 constexpr size_t kFlushBytes = size_t{128} << 20;  // more than any L2 of today
@@ -120,7 +119,8 @@ struct Workspace {
 }  // namespace
 
 struct BlasLt::State {
-  explicit State(void* s) : stream(static_cast<cudaStream_t>(s)), workspace(kWorkspaceBytes) {
+  State(void* s, std::function<void()> when_most)
+      : stream(static_cast<cudaStream_t>(s)), workspace(kWorkspaceBytes), at_most(std::move(when_most)) {
     CHECK_BLAS(cublasLtCreate(&handle));
   }
   ~State() { cublasLtDestroy(handle); }
@@ -176,6 +176,7 @@ struct BlasLt::State {
       cudaGetLastError();
       flush = nullptr;
     }
+    if (at_most) at_most();
     cudaEvent_t begin = nullptr, end = nullptr;
     CHECK_RUNTIME(cudaEventCreate(&begin));
     CHECK_RUNTIME(cudaEventCreate(&end));
@@ -214,11 +215,13 @@ struct BlasLt::State {
   cublasLtHandle_t handle = nullptr;
   cudaStream_t stream;
   Workspace workspace;
+  std::function<void()> at_most;
   std::map<std::string, Plan> plans;
   std::map<std::string, GemmChoice> pinned;  // not used yet
 };
 
-BlasLt::BlasLt(void* stream) : state_(std::make_unique<State>(stream)) {}
+BlasLt::BlasLt(void* stream, std::function<void()> at_most)
+    : state_(std::make_unique<State>(stream, std::move(at_most))) {}
 BlasLt::~BlasLt() = default;
 
 void BlasLt::run(const Gemm& g) {

@@ -6,6 +6,7 @@
 // order is not fixed are not asked for.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,8 +28,11 @@ struct Gemm {
 
 class BlasLt {
  public:
-  /// `stream` is a cudaStream_t; products of one BlasLt run on it alone, since they share its workspace.
-  explicit BlasLt(void* stream);
+  static constexpr size_t kWorkspaceBytes = size_t{64} << 20;
+
+  /// `stream` is a cudaStream_t; products of one BlasLt run on it alone, since they share its workspace. `at_most` is called
+  /// when measuring holds the most memory.
+  explicit BlasLt(void* stream, std::function<void()> at_most = {});
   ~BlasLt();
   BlasLt(const BlasLt&) = delete;
   BlasLt& operator=(const BlasLt&) = delete;

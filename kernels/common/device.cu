@@ -8,6 +8,7 @@
 
 #include "kernels/common/cublaslt.h"
 #include "kernels/common/cuda_util.cuh"
+#include "kernels/common/gpu_driver.h"
 
 namespace kinoe {
 namespace {
@@ -28,12 +29,30 @@ std::string uuid_text(const cudaUUID_t& uuid) {
   return text;
 }
 
+/// Bytes in use on the current GPU by everybody.
+size_t cuda_bytes_in_use() {
+  size_t free_bytes = 0, total = 0;
+  CHECK_RUNTIME(cudaMemGetInfo(&free_bytes, &total));
+  return total - free_bytes;
+}
+
 class GpuDevice final : public Device {
  public:
-  explicit GpuDevice(int index) : index_(index) {
+  explicit GpuDevice(int index) : info_(gpu_info(index)), nvml_(Nvml::load()) {
+    if (nvml_) {
+      char bus[32] = "";
+      CHECK_RUNTIME(cudaDeviceGetPCIBusId(bus, sizeof(bus), index));
+      gpu_ = nvml_->find(bus);
+      if (!nvml_->driver().empty()) info_.driver = cat(nvml_->driver(), ", ", info_.driver);
+    }
+    // What the context takes is seen only from outside: before, and after.
+    const std::optional<uint64_t> before = nvml_ ? nvml_->memory_in_use(gpu_) : std::nullopt;
     CHECK_RUNTIME(cudaSetDevice(index));
     CHECK_RUNTIME(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    blas_ = std::make_unique<BlasLt>(stream_);
+    const size_t now = cuda_bytes_in_use();
+    const std::optional<uint64_t> after = before ? nvml_->memory_in_use(gpu_) : std::nullopt;
+    others_ = after ? now - std::min<size_t>(now, *after - std::min(*after, *before)) : 0;
+    blas_ = std::make_unique<BlasLt>(stream_, [this] { peak_ = std::max(peak_, memory_use().bytes); });
   }
   ~GpuDevice() override {
     blas_.reset();
@@ -43,13 +62,31 @@ class GpuDevice final : public Device {
   GpuDevice& operator=(const GpuDevice&) = delete;
 
   [[nodiscard]] Context context() const override { return {Backend::cuda, stream_, blas_.get(), nullptr}; }
-  [[nodiscard]] DeviceInfo info() const override { return gpu_info(index_); }
-  [[nodiscard]] std::string gemm_key() const override { return cat(info().name, ", ", BlasLt::version()); }
+  [[nodiscard]] DeviceInfo info() const override {
+    DeviceInfo info = info_;
+    CHECK_RUNTIME(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes));
+    return info;
+  }
+  [[nodiscard]] MemoryUse memory_use() override {
+    const size_t all = cuda_bytes_in_use(), own = all - std::min(all, others_);
+    peak_ = std::max(peak_, own);
+    return {own, peak_};
+  }
+  [[nodiscard]] size_t workspace_bytes() const override { return BlasLt::kWorkspaceBytes; }
+  [[nodiscard]] std::optional<GpuHealth> health() const override {
+    if (gpu_ == nullptr) return std::nullopt;
+    return nvml_->health(gpu_);
+  }
+  [[nodiscard]] std::string gemm_key() const override { return cat(info_.name, ", ", BlasLt::version()); }
   [[nodiscard]] std::vector<GemmChoice> gemm_choices() const override { return blas_->choices(); }
   void pin_gemm_choices(const std::vector<GemmChoice>& choices) override { blas_->pin(choices); }
 
  private:
-  int index_;
+  DeviceInfo info_;
+  std::unique_ptr<Nvml> nvml_;
+  void* gpu_ = nullptr;  // NVML's handle
+  size_t others_ = 0;    // bytes in use before this program opened the GPU
+  size_t peak_ = 0;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<BlasLt> blas_;
 };
@@ -66,20 +103,33 @@ int gpu_count() {
   return count;
 }
 
+std::string gpu_driver_problem() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess) return "";
+  cudaGetLastError();
+  if (status == cudaErrorNoDevice) return "";
+  if (status != cudaErrorInsufficientDriver)
+    return cat("CUDA does not start: ", cudaGetErrorName(status), " (", cudaGetErrorString(status), ")");
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  if (driver == 0) return "no NVIDIA driver is installed";
+  return cat("the NVIDIA driver is for CUDA ", version_text(driver), ", this program needs ",
+             version_text(runtime));
+}
+
 DeviceInfo gpu_info(int index) {
   cudaDeviceProp properties{};
   CHECK_RUNTIME(cudaGetDeviceProperties(&properties, index));
-  int previous = 0, driver = 0, runtime = 0;
-  CHECK_RUNTIME(cudaGetDevice(&previous));
+  int driver = 0, runtime = 0;
   CHECK_RUNTIME(cudaDriverGetVersion(&driver));
   CHECK_RUNTIME(cudaRuntimeGetVersion(&runtime));
   DeviceInfo info;
   info.name = properties.name;
   info.compute_capability = properties.major * 10 + properties.minor;
   info.multiprocessors = properties.multiProcessorCount;
-  CHECK_RUNTIME(cudaSetDevice(index));
-  CHECK_RUNTIME(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes));
-  CHECK_RUNTIME(cudaSetDevice(previous));
+  info.memory_bytes = properties.totalGlobalMem;
   info.driver = cat("CUDA ", version_text(driver), " driver, ", version_text(runtime), " runtime");
   info.uuid = uuid_text(properties.uuid);
   return info;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/nvml.h"
 #include "kernels/common/tensor.h"
 
 #ifndef KINOE_WITH_CUDA
@@ -37,13 +38,14 @@ struct DeviceInfo {
   int compute_capability = 0;  // 90 for sm_90; 0 on the CPU
   int multiprocessors = 0;
   size_t memory_bytes = 0;
-  size_t free_bytes = 0;
-  std::string driver;  // "" on the CPU
-  std::string uuid;    // GPU UUID, "" on the CPU
+  size_t free_bytes = 0;  // 0 from gpu_info(): asking takes some
+  std::string driver;     // "" on the CPU
+  std::string uuid;       // GPU UUID, "" on the CPU
 };
 
 /// Number of GPUs the CUDA runtime sees; 0 without a driver, a device or CUDA in this build.
 int gpu_count();
+/// Facts that need no memory on the GPU.
 DeviceInfo gpu_info(int index);
 DeviceInfo cpu_info();
 
@@ -53,6 +55,14 @@ struct GemmChoice {
   std::string algorithm;  // opaque, in hexadecimal; means something to one library version and GPU model only
   double us = 0;          // when it was chosen, with a cold L2; 0: not measured
   double tflops = 0;
+};
+
+/// Memory that the program really holds. GPU: what the device has in use, less what it had before this program opened it
+/// (without NVML: all that is in use). CPU: the process's resident memory without mapped files, which the system takes back
+/// when it wants to.
+struct MemoryUse {
+  size_t bytes = 0;
+  size_t peak_bytes = 0;  // the most seen so far; on the CPU the system's own record
 };
 
 /// Owns the stream and libraries of one rank's device.
@@ -67,6 +77,13 @@ class Device {
 
   [[nodiscard]] virtual Context context() const = 0;
   [[nodiscard]] virtual DeviceInfo info() const = 0;
+
+  /// Takes some microseconds and waits for nothing.
+  [[nodiscard]] virtual MemoryUse memory_use() = 0;
+  /// Of memory_use(): workspace of the libraries.
+  [[nodiscard]] virtual size_t workspace_bytes() const { return 0; }
+  /// Absent on the CPU and without NVML.
+  [[nodiscard]] virtual std::optional<GpuHealth> health() const { return std::nullopt; }
 
   /// GPU: the matrix products seen so far and their algorithms, and the reverse: algorithms to use from now on. What is not
   /// pinned is measured at its first use. The key says for which library and GPU choices are valid.

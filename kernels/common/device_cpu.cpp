@@ -23,12 +23,6 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kLargeAllocation = size_t{256} << 20;
 
-class CpuDevice final : public Device {
- public:
-  [[nodiscard]] Context context() const override { return Context{}; }
-  [[nodiscard]] DeviceInfo info() const override { return cpu_info(); }
-};
-
 /// The text after "key<blanks>:" in files like /proc/cpuinfo and /proc/meminfo; "" when there is none.
 std::string proc_field(const char* path, const std::string& key) {
   std::ifstream file(path);
@@ -42,9 +36,28 @@ std::string proc_field(const char* path, const std::string& key) {
   return "";
 }
 
-size_t meminfo_bytes(const std::string& key) {
-  return static_cast<size_t>(std::strtoull(proc_field("/proc/meminfo", key).c_str(), nullptr, 10)) * 1024;
+/// A field in kB, as bytes.
+size_t proc_bytes(const char* path, const std::string& key) {
+  return static_cast<size_t>(std::strtoull(proc_field(path, key).c_str(), nullptr, 10)) * 1024;
 }
+size_t meminfo_bytes(const std::string& key) { return proc_bytes("/proc/meminfo", key); }
+
+class CpuDevice final : public Device {
+ public:
+  [[nodiscard]] Context context() const override { return Context{}; }
+  [[nodiscard]] DeviceInfo info() const override { return cpu_info(); }
+  [[nodiscard]] MemoryUse memory_use() override {
+    const char* self = "/proc/self/status";
+    const size_t resident = proc_bytes(self, "VmRSS"), files = proc_bytes(self, "RssFile");
+    const size_t most = proc_bytes(self, "VmHWM");  // files included; they seldom shrink
+    const size_t now = resident - std::min(resident, files);
+    peak_ = std::max({peak_, now, most - std::min(most, files)});
+    return {now, peak_};
+  }
+
+ private:
+  size_t peak_ = 0;
+};
 
 /// A number that is alone in a file; `otherwise` when the file is missing or holds a word ("max").
 size_t number_in_file(const char* path, size_t otherwise) {

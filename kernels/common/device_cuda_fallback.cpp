@@ -1,6 +1,7 @@
 // What device.h says about GPUs in a build without CUDA: there are none, and asking for one is an error that says
 // how to get a build that has them. Left out of the build when device.cu is in it.
 #include "kernels/common/device_cuda.h"
+#include "kernels/common/gpu_driver.h"
 #include "kernels/common/graphs.h"
 
 namespace kinoe {
@@ -15,6 +16,8 @@ namespace {
 }  // namespace
 
 int gpu_count() { return 0; }
+
+std::string gpu_driver_problem() { return ""; }
 
 DeviceInfo gpu_info(int /*index*/) { no_cuda(); }
 
