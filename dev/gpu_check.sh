@@ -5,7 +5,7 @@
 #
 #   dev/gpu_check.sh FOLDER [STAGE...]
 #
-# Stages: build tests errors sanitize broken start graphs determinism resume recompute parity (or parity-124m, parity-llama) speed bench; all of
+# Stages: build tests errors sanitize broken start graphs memory determinism resume recompute parity (or parity-124m, parity-llama) speed bench; all of
 # them when none is named. On request: epilogues, tune. PyTorch's parts are left out, with a word, where python3 has no torch.
 # Models for `speed`: SPEED="gpt2-124m ..." (default: all); rows for `bench`: BENCH=REGEX; tests for `sanitize`: SANITIZE=FILTER.
 set -u
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.." || exit 2
 mkdir -p "$1/logs" && top=$(realpath "$1") || exit 2
 folder=$top/logs
 shift
-stages=${*:-build tests errors sanitize broken start graphs determinism resume recompute parity speed bench}
+stages=${*:-build tests errors sanitize broken start graphs memory determinism resume recompute parity speed bench}
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1
@@ -208,6 +208,25 @@ PY
   [ $? -eq 75 ]
   must $? "1558M goes on" "$(grep -o '[0-9.]* MiB read and checked in.*' "$folder/large-2.log")"
   rm -rf "${work:?}/large"
+}
+
+# What the device used at most against the total of the printed plan.
+stage_memory() {
+  local name options vocab planned peak
+  while read -r name vocab options; do
+    train "memory-$name" --data "$(data "$vocab")" --steps 3 $options || { must 1 "memory $name"; continue; }
+    planned=$(grep -oE '^  total +[0-9.]+ MiB' "$folder/memory-$name.log" | grep -oE '[0-9.]+')
+    peak=$(grep -o '"mem_peak_bytes":[0-9]*' "$folder/memory-$name.jsonl" | cut -d: -f2 | sort -n | tail -1)
+    python3 -c 'import sys; p, u = float(sys.argv[1]), float(sys.argv[2]) / 2**20; print(f"planned {p:,.0f} MiB, used {u:,.0f} MiB at most, {100 * (u / p - 1):+.2f} %"); sys.exit(abs(u / p - 1) > 0.03)' \
+      "$planned" "$peak" >"$folder/memory-$name.txt" 2>&1
+    must $? "memory $name" "$(cat "$folder/memory-$name.txt"), $(grep -E '^  (CUDA context|matrix products) ' "$folder/memory-$name.log" | tr -s ' ' | paste -sd,)"
+  done <<MODELS
+124m 50257 $m124
+124m-block 50257 $m124 --recompute block
+124m-accumulating 50257 --model gpt2-124m --seq-len 1024 --global-batch 32 --micro-batch 16
+1558m 50257 --model gpt2-1558m --seq-len 1024 --global-batch 16 --micro-batch 16
+8b 128256 --model llama3-8b --seq-len 4096 --global-batch 2 --micro-batch 1 --adam-state bf16
+MODELS
 }
 
 stage_recompute() {

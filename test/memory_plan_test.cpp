@@ -142,7 +142,7 @@ TEST_F(MemoryFaults, Row21AModelThatDoesNotFitEndsWithTheTableAndWhatWouldFit) {
                                               "--seq-len",    "128", "--sample-every", "0",
                                               "--eval-every", "0",   "--global-batch", "4"};
   std::vector<std::string> fits = run_small;
-  fits.insert(fits.end(), {"--micro-batch", "67108864", "--steps", "1", "--out", "run"});
+  fits.insert(fits.end(), {"--micro-batch", "8388608", "--steps", "1", "--out", "run"});
   const Outcome one = run(fits);
   EXPECT_EQ(one.code, 2) << one.output;
   for (const char* part :
