@@ -4,6 +4,7 @@
 #   make           ./train_gpt with everything this machine can build: CUDA where there is nvcc
 #   make demo      installs what is missing, builds, trains a small GPT and shows what it learned
 #   make test      installs what is missing, builds, runs all tests
+#   make parity    compares every family with PyTorch, in a virtual environment of its own under build/
 #   make bench     builds dev/bench_kernels and times every operation; ARGS="--filter adamw", ARGS=--help
 #   make fuzz      feeds damaged files to every reader for FUZZ_SECONDS (default 30) in all; needs clang
 #   make lint      formatting, clang-tidy, layers, scripts; warnings are errors
@@ -29,7 +30,7 @@ export CXX NVCC MPICXX CPPFLAGS LDFLAGS MPI
 Q := $(if $(V),,@)
 
 # ---------------------------------------------------------------------------------------------- targets
-.PHONY: all demo test bench fuzz lint clean binary tests cuda run-demo run-tests run-bench
+.PHONY: all demo test parity bench fuzz lint clean binary tests cuda run-demo run-tests run-parity run-bench
 PARALLEL = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 all:
@@ -56,6 +57,10 @@ fuzz:
 	@$(MAKE) $(PARALLEL) CUDA=0 FUZZ=1 build/fuzz/fuzz_readers
 	@scripts/fuzz.sh build/fuzz/fuzz_readers $(FUZZ_SECONDS)
 
+parity:
+	@scripts/setup.sh
+	@$(MAKE) $(PARALLEL) CUDA=0 run-parity
+
 lint:
 	@scripts/setup.sh --lint
 	@scripts/lint.sh
@@ -64,7 +69,7 @@ clean:
 	rm -rf build train_gpt compile_commands.json
 
 # ---------------------------------------------------------------------------------------------- building
-ifneq ($(filter build/% binary tests cuda run-demo run-tests run-bench,$(MAKECMDGOALS)),)
+ifneq ($(filter build/% binary tests cuda run-demo run-tests run-parity run-bench,$(MAKECMDGOALS)),)
 
 include build/probe.mk
 # Looked at again when the compilers change, or when the tests want a GoogleTest that was not there. (Not by .PHONY:
@@ -150,6 +155,9 @@ run-demo: binary
 run-tests: binary tests
 	@KINOE_BINARY=$(CURDIR)/$B/train_gpt $(if $(SAN),KINOE_SANITIZE=1) scripts/run_tests.sh $B/kinoe_tests
 
+run-parity: $B/train_gpt $B/parity_dump
+	@test/parity/run.sh $B $(ARGS)
+
 run-bench: $B/bench_kernels
 	@$B/bench_kernels $(ARGS)
 
@@ -157,8 +165,8 @@ $B/train_gpt: $B/train_gpt.o $(OBJECTS) $B/link.command
 	@echo "  LINK  $@"
 	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
 
-# Logits of a checkpoint, for dev/check_hf.py: make build/host/hf_logits
-$B/hf_logits: $B/dev/hf_logits.o $(OBJECTS) $B/link.command
+# What test/parity/parity.py compares with PyTorch.
+$B/parity_dump: $B/test/parity/dump.o $(OBJECTS) $B/link.command
 	@echo "  LINK  $@"
 	$(Q)$(LINK) $(filter %.o,$^) $(LIBS) -o $@
 
@@ -224,6 +232,6 @@ $B/%.command: FORCE
 .PHONY: FORCE
 
 -include $(patsubst %.o,%.d,$(OBJECTS) $(CUDA_OBJECTS) $(TEST_OBJECTS) $(BENCH_OBJECTS) $(FUZZ_OBJECTS) $B/train_gpt.o \
-  $B/dev/dump_operations.o $B/dev/bench_epilogues.cu.o $B/dev/bench_attention.cu.o)
+  $B/dev/dump_operations.o $B/dev/bench_epilogues.cu.o $B/dev/bench_attention.cu.o $B/test/parity/dump.o)
 
 endif

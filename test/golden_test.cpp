@@ -1,4 +1,4 @@
-// Tiny GPT-2 and Llama models of transformers, run by this program: logits, loss, every gradient, ten AdamW steps.
+// Tiny models of transformers, one of each family, run by this program: logits, loss, every gradient, ten AdamW steps.
 // test/golden/make_golden.py made the files.
 #include <gtest/gtest.h>
 
@@ -151,12 +151,15 @@ std::string case_name(const testing::TestParamInfo<Case>& which) {
   return cat(which.param.name, which.param.backend == Backend::cuda ? "_gpu" : "_cpu");
 }
 
-INSTANTIATE_TEST_SUITE_P(Transformers, GoldenTest,
-                         testing::Values(Case{"gpt2", Backend::cpu}, Case{"llama_untied", Backend::cpu},
-                                         Case{"llama_tied", Backend::cpu}, Case{"gpt2", Backend::cuda},
-                                         Case{"llama_untied", Backend::cuda},
-                                         Case{"llama_tied", Backend::cuda}),
-                         case_name);
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const Backend backend : {Backend::cpu, Backend::cuda})
+    for (const char* name : {"gpt2", "llama_untied", "llama_tied", "qwen2", "qwen3"})
+      cases.push_back({name, backend});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Transformers, GoldenTest, testing::ValuesIn(all_cases()), case_name);
 
 }  // namespace
 }  // namespace kinoe

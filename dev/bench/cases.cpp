@@ -74,6 +74,10 @@ Cases model_cases(Backend backend) {
   Cases cases;
   for (const ModelShape& model : models(backend))
     add_model(cases, gpu ? DType::bf16 : DType::f32, gpu, model);
+  if (gpu)
+    add_qk_norm(cases, "Qwen3-0.6B", DType::bf16, {kBench, 16384, 16, 8, 128});
+  else
+    add_qk_norm(cases, "small-qwen3", DType::f32, {kBench, 1024, 4, 2, 64});
   return cases;
 }
 
@@ -84,6 +88,7 @@ void add_listed_cases(Cases& cases) {
   for (const auto& c : cases_for(optest::norm_cases(), kBench)) add_norm(listed, "", kType, c);
   for (const auto& c : cases_for(optest::matmul_cases(), kBench)) add_matmul(listed, "", kType, c);
   for (const auto& c : cases_for(optest::rope_cases(), kBench)) add_rope(listed, "", kType, c);
+  for (const auto& c : cases_for(optest::qk_norm_cases(), kBench)) add_qk_norm(listed, "", kType, c);
   for (const auto& c : cases_for(optest::attention_cases(), kBench)) add_attention(listed, "", kType, c);
   for (const auto& c : cases_for(optest::activation_cases(), kBench)) {
     add_gelu(listed, "", kType, c);

@@ -44,6 +44,7 @@ void add_embedding(Cases& cases, const std::string& model, DType type, const opt
 void add_norm(Cases& cases, const std::string& model, DType type, const optest::NormCase& c);
 void add_matmul(Cases& cases, const std::string& model, DType type, const optest::MatmulCase& c);
 void add_rope(Cases& cases, const std::string& model, DType type, const optest::RopeCase& c);
+void add_qk_norm(Cases& cases, const std::string& model, DType type, const optest::QkNormCase& c);
 void add_attention(Cases& cases, const std::string& model, DType type, const optest::AttentionCase& c);
 void add_gelu(Cases& cases, const std::string& model, DType type, const optest::ActivationCase& c);
 void add_swiglu(Cases& cases, const std::string& model, DType type, const optest::ActivationCase& c);

@@ -1,10 +1,11 @@
-// Rows of the operations around the residual stream: embedding, norm, RoPE.
+// Rows of the operations around the residual stream: embedding, norm, QK-norm, RoPE.
 #include <cmath>
 
 #include "dev/bench/cases.h"
 #include "dev/bench/reference.h"
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
+#include "kernels/qk_norm.h"
 #include "kernels/rope.h"
 
 namespace kinoe::bench {
@@ -177,6 +178,67 @@ Prepared prepare_rope(Workspace& w, DType type, const optest::RopeCase& c) {
   return {run, error};
 }
 
+/// In place: a second call norms what the first has normed, which takes the same time.
+Prepared prepare_qk_norm_forward(Workspace& w, DType type, const optest::QkNormCase& c) {
+  const int64_t d = c.head_dim, columns = (c.heads + 2 * c.kv_heads) * d;
+  const QkNormForward a = {.qkv = w.watched(w.random(type, {c.tokens, columns})),
+                           .raw = w.output(type, {c.tokens, (c.heads + c.kv_heads) * d}),
+                           .q_weight = w.random(type, {d}),
+                           .k_weight = w.random(type, {d}),
+                           .heads = c.heads,
+                           .kv_heads = c.kv_heads};
+  const auto run = [&w, a] { qk_norm_forward(w.context(), a); };
+  const auto error = [&w, a, run] {
+    Part qkv = first_rows(w, a.qkv), q_weight = Part::of(w, a.q_weight, {0, 1}),
+         k_weight = Part::of(w, a.k_weight, {0, 1});
+    run();
+    qk_norm_forward({}, {.qkv = qkv.tensor(),
+                         .raw = {},
+                         .q_weight = q_weight.flat(),
+                         .k_weight = k_weight.flat(),
+                         .heads = a.heads,
+                         .kv_heads = a.kv_heads});
+    return first_rows(w, a.qkv).error_against(qkv);
+  };
+  return {run, error};
+}
+
+/// The gradients shrink or grow from call to call, by a factor near 1: the benchmark gives them back before each.
+Prepared prepare_qk_norm_backward(Workspace& w, DType type, const optest::QkNormCase& c) {
+  const int64_t d = c.head_dim, columns = (c.heads + 2 * c.kv_heads) * d;
+  const QkNormBackward a = {
+      .d_qkv = w.watched(w.random(type, {c.tokens, columns}, kGradients)),
+      .d_q_weight = w.output(DType::f32, {d}),
+      .d_k_weight = w.output(DType::f32, {d}),
+      .raw = w.random(type, {c.tokens, (c.heads + c.kv_heads) * d}),
+      .q_weight = w.random(type, {d}),
+      .k_weight = w.random(type, {d}),
+      .heads = c.heads,
+      .kv_heads = c.kv_heads,
+      .scratch = w.scratch(qk_norm_backward_scratch_bytes(w.context().backend, c.tokens, d))};
+  const auto run = [&w, a] { qk_norm_backward(w.context(), a); };
+  const auto error = [&w, a, c, d, run] {
+    Part d_qkv = Part::of(w, a.d_qkv, all_rows(a.d_qkv)), raw = Part::of(w, a.raw, all_rows(a.raw)),
+         q_weight = Part::of(w, a.q_weight, {0, 1}), k_weight = Part::of(w, a.k_weight, {0, 1});
+    Part d_q(1, d), d_k(1, d);
+    HostScratch scratch(qk_norm_backward_scratch_bytes(Backend::cpu, c.tokens, d));
+    run();
+    qk_norm_backward({}, {.d_qkv = d_qkv.tensor(),
+                          .d_q_weight = d_q.flat(),
+                          .d_k_weight = d_k.flat(),
+                          .raw = raw.tensor(),
+                          .q_weight = q_weight.flat(),
+                          .k_weight = k_weight.flat(),
+                          .heads = a.heads,
+                          .kv_heads = a.kv_heads,
+                          .scratch = scratch.tensor()});
+    return worst({Part::of(w, a.d_qkv, all_rows(a.d_qkv)).error_against(d_qkv),
+                  Part::leading(w, a.d_q_weight, d).error_against(d_q),
+                  Part::leading(w, a.d_k_weight, d).error_against(d_k)});
+  };
+  return {run, error, [&w, a] { w.refill(a.d_qkv); }};
+}
+
 }  // namespace
 
 void add_embedding(Cases& cases, const std::string& model, DType type, const optest::EmbeddingCase& c) {
@@ -194,6 +256,17 @@ void add_norm(Cases& cases, const std::string& model, DType type, const optest::
                    [=](Workspace& w) { return prepare_norm_forward(w, type, c); }});
   cases.push_back({"norm_backward", model, c.label(), norm_backward_cost(c.rows, c.columns, element),
                    [=](Workspace& w) { return prepare_norm_backward(w, type, c); }});
+}
+
+void add_qk_norm(Cases& cases, const std::string& model, DType type, const optest::QkNormCase& c) {
+  const int64_t heads = c.heads + c.kv_heads;
+  const std::string shape = without_first_word(c.label());
+  cases.push_back({"qk_norm_forward", model, shape,
+                   qk_norm_forward_cost(c.tokens, heads, c.head_dim, size_of(type), true),
+                   [=](Workspace& w) { return prepare_qk_norm_forward(w, type, c); }});
+  cases.push_back({"qk_norm_backward", model, shape,
+                   qk_norm_backward_cost(c.tokens, heads, c.head_dim, size_of(type)),
+                   [=](Workspace& w) { return prepare_qk_norm_backward(w, type, c); }});
 }
 
 void add_rope(Cases& cases, const std::string& model, DType type, const optest::RopeCase& c) {
