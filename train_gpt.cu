@@ -405,6 +405,7 @@ class Saving {
                                .save_stall_ms = result.stall_ms,
                                .save_ms = result.write_ms,
                                .save_bytes = static_cast<int64_t>(result.bytes)});
+    if (!result.warning.empty()) monitor_.note("warning: " + result.warning);
     failures_ = result.error.empty() ? 0 : failures_ + 1;
     last_error_ = result.error;
     if (failures_ == kMostFailures)
@@ -460,7 +461,7 @@ void print_warnings(const Data& data, const RunConfig& config) {
 void record_run(Files& files, const RunConfig& config, const Device& device, int64_t from, int argc,
                 char** argv) {
   in_class(ExitCode::usage, [&] {
-    write_file_durably(files, join_path(config.out, "config.toml"), to_toml(config));
+    write_file_durably(files, join_path(config.out, "config.toml"), to_toml(without_start_options(config)));
     RunRecord record = make_run_record(argc, argv);
     const DeviceInfo info = device.info();
     record.device = info.name;
@@ -497,15 +498,30 @@ ModelConfig model_of_weights(Files& files, const std::string& source, const RunC
   return theirs;
 }
 
-/// Weights made elsewhere, read from `source` to `flat`, and where in the data's order to begin.
-void start_from_weights(Files& files, const Context& ctx, const RunConfig& config, const std::string& source,
-                        const std::vector<float>& flat, const ParameterMemory& memory, TrainingState& state) {
-  set_parameters(ctx, memory, flat.data());
-  synchronize(ctx);
-  if (config.data_start == "continue") {
-    const CheckpointReader checkpoint(files, source);
-    state.first_sample = checkpoint.state().first_sample + checkpoint.state().samples;
-  }
+/// Begins where the run of `checkpoint` had come to in the order of the same data.
+void continue_data(const CheckpointReader& checkpoint, TrainingState& state) {
+  std::string all;
+  for (const std::string& line : describe_change(checkpoint.state().data, state.data))
+    all += (all.empty() ? "" : "; ") + line;
+  if (!all.empty())
+    fail(ExitCode::checkpoint, "--data-start continue: the training data is not that of ",
+         checkpoint.directory(), ": ", all, "; leave --data-start out to begin this data anew");
+  state.first_sample = checkpoint.state().first_sample + checkpoint.state().samples;
+}
+
+/// Weights made elsewhere, from `source` to `flat`, and where in the data's order to begin.
+void read_initial_weights(Files& files, const RunConfig& config, const std::string& source,
+                          const ParameterTable& table, std::vector<float>& flat, TrainingState& state) {
+  flat.resize(static_cast<size_t>(table.flat_size()));
+  read_weights(files, source, table, flat.data());
+  if (config.data_start != "continue" &&
+      files.kind(join_path(source, "trainer/manifest.json")) != Files::Kind::file)
+    return;
+  // A checkpoint of this program: the masters, which the weights are rounded from, each number checked.
+  const CheckpointReader checkpoint(files, source);
+  checkpoint.check_tensors(table);
+  checkpoint.read(Section::masters, table, 0, table.flat_size(), flat.data());
+  if (config.data_start == "continue") continue_data(checkpoint, state);
 }
 
 int train(const CommandLine& command, int argc, char** argv) {
@@ -545,6 +561,7 @@ int train(const CommandLine& command, int argc, char** argv) {
   facts.byte_tokens = byte_tokens(training_files);
   facts.has_validation = on_stories(config) || !validation_files.empty();
   facts.gpus = find_gpus();
+  facts.schedule_tokens = state.schedule_tokens;
   std::vector<std::string> notes = from.notes;
   for (const std::string& note : resolve(config, facts)) notes.push_back(note);
   if (from.checkpoint)
@@ -603,16 +620,14 @@ int train(const CommandLine& command, int argc, char** argv) {
   if (config.dry_run) return 0;
 
   std::vector<float> initial;  // read before anything is written: it may not fit
-  if (!source.empty()) {
-    initial.resize(static_cast<size_t>(model.table.flat_size()));
-    read_weights(*files, source, model.table, initial.data());
-  }
+  if (!source.empty()) read_initial_weights(*files, config, source, model.table, initial, state);
   const uint64_t checkpoint_bytes =
       plan_checkpoint(model.table, model.dtype, planned_memory.parameters.m.dtype, 0).bytes();
   config.out = prepare_run_directory(*files, {.path = config.out,
                                               .resume = command.run.resume != "never",
                                               .needed_bytes = checkpoint_bytes + (uint64_t{1} << 20)});
   const RunLock lock(config.out);
+  print_notes(claim_run(*files, config.out, from));
   record_run(*files, config, *device, state.step, argc, argv);
   remove_unfinished_checkpoints(*files, config.out);
 
@@ -636,7 +651,8 @@ int train(const CommandLine& command, int argc, char** argv) {
            ": the weights in memory are not those of step ", state.step, " (their hash differs)");
   } else if (!source.empty()) {
     training.prepare();
-    start_from_weights(*files, ctx, config, source, initial, run_memory.parameters, state);
+    set_parameters(ctx, run_memory.parameters, initial.data());
+    synchronize(ctx);
     std::vector<float>().swap(initial);
   } else {
     training.initialize();
@@ -744,9 +760,10 @@ int train(const CommandLine& command, int argc, char** argv) {
   saving.finish();
   for (const std::string& finding : watch.findings()) monitor.note(finding);
   monitor.finish();
-  if (stop < steps && stop > state.step) {
-    std::fprintf(tables, "stopped after step %lld of %lld; checkpoint %s\n", static_cast<long long>(stop),
-                 static_cast<long long>(steps), checkpoint_path(config.out, stop).c_str());
+  if (stop < steps) {
+    const int64_t done = std::max(stop, state.step);  // asked for what had been done: nothing to do
+    std::fprintf(tables, "stopped after step %lld of %lld; checkpoint %s\n", static_cast<long long>(done),
+                 static_cast<long long>(steps), checkpoint_path(config.out, done).c_str());
     return static_cast<int>(ExitCode::stopped);
   }
 

@@ -27,7 +27,7 @@ ModelConfig prime_llama() {
 
 class CheckpointTest : public testing::Test {
  protected:
-  std::unique_ptr<Files> files = posix_files();
+  std::unique_ptr<Files> files = std::make_unique<FaultyFiles>();
   FreshDirectory run;
 };
 

@@ -92,8 +92,12 @@ CheckpointReader::CheckpointReader(Files& files, std::string directory)
 void CheckpointReader::check_files() const {
   std::set<std::string> known = {"trainer/manifest.json"};
   std::vector<std::string> missing, extra;
+  for (const FileRecord& file : manifest_.files) known.insert(file.name);
+  for (const char* name : {"config.json", "trainer/state.json"})
+    if (known.count(name) == 0)
+      fail(ExitCode::checkpoint, directory_, ": its manifest does not list ", name,
+           ": damaged; use another checkpoint");
   for (const FileRecord& file : manifest_.files) {
-    known.insert(file.name);
     const std::string path = join_path(directory_, file.name);
     if (all_files_.kind(path) != Files::Kind::file) {
       missing.push_back(file.name);
@@ -132,6 +136,10 @@ void CheckpointReader::check_model(const ModelConfig& wanted, const ParameterTab
   if (!difference.empty())
     fail(ExitCode::checkpoint, directory_, " holds another model: ", difference,
          " (here: wanted, there: in the checkpoint)");
+  check_tensors(table);
+}
+
+void CheckpointReader::check_tensors(const ParameterTable& table) const {
   for (const Section section : kSections) {
     const auto& tensors = manifest_.sections[static_cast<size_t>(section)];
     if (section == Section::masters && tensors.empty()) continue;
@@ -143,6 +151,11 @@ void CheckpointReader::check_model(const ModelConfig& wanted, const ParameterTab
         fail(ExitCode::checkpoint, directory_, ": tensor ", p.name, " is ",
              shape_text(record(section, p).shape), " in section ", name_of(section), ", the model has ",
              shape_text(p.shape));
+    if (section != Section::masters) continue;
+    for (const Parameter& p : table.parameters())
+      if (record(section, p).chunks.first != record(Section::weights, p).chunks.first)
+        fail(ExitCode::checkpoint, directory_, ": tensor ", p.name,
+             ": its chunks are not the same in masters and weights");
   }
 }
 

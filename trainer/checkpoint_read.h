@@ -30,6 +30,8 @@ class CheckpointReader {
 
   /// The model that training wants is the one stored: every differing field, and every tensor by name and shape.
   void check_model(const ModelConfig& wanted, const ParameterTable& table) const;
+  /// The tensors alone.
+  void check_tensors(const ParameterTable& table) const;
 
   /// Elements [begin, begin + count) of the flat range of a section as fp32, zeros in the padding. Masters are those of
   /// Section::weights where that is fp32; otherwise the bf16 weights are checked to be their rounding. Finite all,

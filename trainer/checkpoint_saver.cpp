@@ -208,9 +208,11 @@ SaveResult CheckpointSaver::write(Job& job) {
     } catch (const FileError&) {  // what cannot be removed now is removed at the next save or start
     }
   } else {
-    attempt([&] { remove_old_checkpoints(files_, options_.run_directory, options_.keep); });
-    if (!result.error.empty())
-      result.error = "it is complete, but older ones were not removed: " + result.error;
+    try {
+      remove_old_checkpoints(files_, options_.run_directory, options_.keep);
+    } catch (const FileError& error) {
+      result.warning = cat("an older checkpoint was not removed: ", error.what());
+    }
   }
   job.ended.wait();
   result.stall_ms = job.ended.ms_since(job.began);

@@ -29,7 +29,8 @@ struct CheckpointSource {
 
 struct SaveResult {
   int64_t step = 0;
-  std::string error;  // why it failed; "" if it is complete
+  std::string error;    // why it failed; "" if it is complete
+  std::string warning;  // of a complete one: older ones that could not be removed
   uint64_t bytes = 0;
   double stall_ms = 0;  // what training lost
   double write_ms = 0;  // from the first block to the last fsync

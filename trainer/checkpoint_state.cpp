@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 namespace kinoe {
@@ -11,6 +10,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kManifestFormat = "kinoe-checkpoint";
+constexpr uint64_t kMost = uint64_t{1} << 60;  // of any number here, so that sums of them cannot overflow
+constexpr int kMaxDepth = 8;                   // of nested objects and arrays; 5 are needed
 
 std::string hexadecimal(uint64_t value) {
   char text[17];
@@ -32,11 +33,8 @@ class Reader {
   }
   [[nodiscard]] int64_t integer(const char* key) const {
     const Json& value = at(key);
-    if (!value.is_number_integer() ||
-        (value.is_number_unsigned() &&
-         value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) ||
-        value.get<int64_t>() < 0)
-      fail(ExitCode::checkpoint, where_, ": ", key, " must be an integer of at least 0, here ",
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > kMost)
+      fail(ExitCode::checkpoint, where_, ": ", key, " must be an integer from 0 to 2^60, here ",
            value.dump().substr(0, 40));
     return value.get<int64_t>();
   }
@@ -59,7 +57,12 @@ class Reader {
 };
 
 Json parse(std::string_view text, const std::string& source) {
-  Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  const auto check = [&](int depth, Json::parse_event_t /*event*/, Json& /*parsed*/) {
+    if (depth > kMaxDepth)
+      fail(ExitCode::checkpoint, source, ": nested deeper than ", kMaxDepth, " levels: damaged");
+    return true;
+  };
+  Json json = Json::parse(text.begin(), text.end(), check, false);
   if (json.is_discarded())
     fail(ExitCode::checkpoint, source, ": not valid JSON: damaged; use another checkpoint");
   return json;
@@ -145,7 +148,8 @@ std::string to_json(const TrainingState& state) {
     json["changes"].push_back(
         {{"step", change.step}, {"name", change.name}, {"from", change.from}, {"to", change.to}});
   json["data"] = Json::parse(to_json(state.data));
-  return json.dump(1) + "\n";
+  // Paths are bytes, not always UTF-8; what is not becomes U+FFFD.
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 TrainingState training_state_from_json(std::string_view text, const std::string& source) {

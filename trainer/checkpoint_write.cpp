@@ -163,17 +163,13 @@ std::string publish_checkpoint(Files& files, const std::string& run_directory, c
                to_json(make_manifest(table, plan, checksums, all)));
   files.sync_directory(join_path(temporary, "trainer"));
 
-  if (files.kind(final_path) != Files::Kind::absent) {
-    const std::string replaced = final_path + ".replaced.tmp";
-    if (files.kind(replaced) != Files::Kind::absent) remove_tree(files, replaced);
-    files.rename(final_path, replaced);
+  const bool replaces = files.kind(final_path) != Files::Kind::absent;
+  if (replaces)
+    files.exchange(temporary, final_path);
+  else
     files.rename(temporary, final_path);
-    files.sync_directory(checkpoints_of(run_directory));
-    remove_tree(files, replaced);
-  } else {
-    files.rename(temporary, final_path);
-    files.sync_directory(checkpoints_of(run_directory));
-  }
+  files.sync_directory(checkpoints_of(run_directory));
+  if (replaces) remove_tree(files, temporary);
   write_file_durably(files, join_path(checkpoints_of(run_directory), "latest"),
                      final_path.substr(final_path.rfind('/') + 1) + "\n");
   return final_path;

@@ -283,6 +283,16 @@ std::vector<std::pair<std::string, std::string>> settings_of(const RunConfig& co
   return settings;
 }
 
+RunConfig without_start_options(RunConfig config) {
+  const RunConfig defaults;
+  config.resume = defaults.resume;
+  config.override_ = defaults.override_;
+  config.stop_after = defaults.stop_after;
+  config.dry_run = defaults.dry_run;
+  config.gemm_trace = defaults.gemm_trace;
+  return config;
+}
+
 RunConfig resumed_config(const std::vector<std::pair<std::string, std::string>>& recorded,
                          const std::string& source, const std::vector<GivenOption>& given) {
   std::string text;
@@ -294,13 +304,7 @@ RunConfig resumed_config(const std::vector<std::pair<std::string, std::string>>&
     error.code = ExitCode::checkpoint;
     throw;
   }
-  // Of one start, not of the run.
-  const RunConfig defaults;
-  config.resume = defaults.resume;
-  config.override_ = defaults.override_;
-  config.stop_after = defaults.stop_after;
-  config.dry_run = defaults.dry_run;
-  config.gemm_trace = defaults.gemm_trace;
+  config = without_start_options(config);
   const auto table = run_options();
   for (const GivenOption& g : given) apply(table, {g}, config);  // one by one: a later one replaces
   return config;

@@ -141,6 +141,9 @@ struct CommandLine {
 /// Error(usage) with one line; nothing is printed.
 CommandLine parse_command_line(int argc, const char* const* argv);
 
+/// Without the options that belong to one start and not to the run: resume, override, stop-after, dry-run, gemm-trace.
+RunConfig without_start_options(RunConfig config);
+
 /// The configuration of a run that goes on: as recorded in a checkpoint (option, TOML value), and what the command line says
 /// on top. Throws Error(checkpoint) for a record this program cannot read, named by `source`.
 RunConfig resumed_config(const std::vector<std::pair<std::string, std::string>>& recorded,
@@ -180,6 +183,8 @@ struct RunFacts {
   bool byte_tokens = true;     // text or stories: a sample can be printed without a tokenizer
   bool has_validation = true;  // there is something to evaluate on
   GpuFacts gpus = {};
+  int64_t schedule_tokens =
+      0;  // where the schedule of a run that goes on ends; 0: a new run, its steps say it
 };
 
 /// Fills in every optional (except `out`), turns tokens into steps and warmup_steps into warmup_tokens, and checks what

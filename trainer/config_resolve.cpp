@@ -151,7 +151,7 @@ std::vector<std::string> resolve(RunConfig& c, const RunFacts& facts) {
     c.warmup_steps.reset();
   }
   if (!c.warmup_tokens) c.warmup_tokens = std::min(total / 20, kMaxDefaultWarmup);
-  if (*c.warmup_tokens > total)
+  if (*c.warmup_tokens > std::max(total, facts.schedule_tokens))
     fail(ExitCode::usage, "--warmup-tokens ", *c.warmup_tokens, " is longer than the run's ", total,
          " tokens (", *c.steps, " steps of ", per_step, ")");
 

@@ -150,6 +150,15 @@ class PosixFiles : public Files {
     if (::rename(from.c_str(), to.c_str()) != 0) throw FileError("rename to " + to, from, errno);
   }
 
+  void exchange(const std::string& a, const std::string& b) override {
+    if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return;
+    if (errno != EINVAL && errno != ENOSYS) throw FileError("exchange with " + b, a, errno);
+    const std::string aside = b + ".aside.tmp";  // NFS and others cannot
+    rename(b, aside);
+    rename(a, b);
+    rename(aside, a);
+  }
+
   void sync_directory(const std::string& path) override {
     const Descriptor fd(open_descriptor(path, O_RDONLY | O_DIRECTORY, "open"));
     // EINVAL: a file system whose directories need no fsync.

@@ -99,7 +99,9 @@ class Files {
   virtual FileMapping map(const std::string& path) = 0;
 
   virtual void rename(const std::string& from, const std::string& to) = 0;  // replaces a file at `to`
-  virtual void sync_directory(const std::string& path) = 0;                 // makes names in it durable
+  /// Swaps what two names lead to, so that at no moment either of them is missing (where the file system can).
+  virtual void exchange(const std::string& a, const std::string& b) = 0;
+  virtual void sync_directory(const std::string& path) = 0;  // makes names in it durable
   /// One level. False if something of that name is there already.
   virtual bool make_directory(const std::string& path) = 0;
   virtual void remove(const std::string& path) = 0;  // a file or an empty directory; absent is an error

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <string_view>
 
 #include "kernels/cast.h"
@@ -57,8 +58,7 @@ std::vector<std::string> overridden(const RunConfig& config) {
   return result;
 }
 
-std::unique_ptr<CheckpointReader> newest_valid(Files& files, const std::string& run,
-                                               std::vector<std::string>& notes) {
+std::unique_ptr<CheckpointReader> newest_valid(Files& files, const std::string& run, ResumePoint& point) {
   std::vector<int64_t> steps = checkpoint_steps(files, run);
   for (; !steps.empty(); steps.pop_back()) {
     try {
@@ -66,7 +66,8 @@ std::unique_ptr<CheckpointReader> newest_valid(Files& files, const std::string& 
       checkpoint->verify();
       return checkpoint;
     } catch (const Error& error) {
-      notes.push_back(cat("passed over: ", error.what()));
+      point.notes.push_back(cat("passed over: ", error.what()));
+      point.passed_over.push_back(steps.back());
     }
   }
   return nullptr;
@@ -75,12 +76,22 @@ std::unique_ptr<CheckpointReader> newest_valid(Files& files, const std::string& 
 /// RUN of RUN/checkpoints/step_00001000; "" for a checkpoint that lies elsewhere.
 std::string run_of(const std::string& checkpoint) {
   const std::string checkpoints = parent_directory(checkpoint);
-  return checkpoints.ends_with("/checkpoints") ? parent_directory(checkpoints) : "";
+  return checkpoints == "checkpoints" || checkpoints.ends_with("/checkpoints") ? parent_directory(checkpoints)
+                                                                               : "";
 }
 
-/// A directory that is there and is no run must not become one.
+bool same_directory(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return a == b || (std::filesystem::equivalent(a, b, error) && !error);
+}
+
+/// A directory that is there and is no run must not become one. (A start that was killed early may have left a lock.)
 void check_is_run(Files& files, const std::string& path) {
-  if (files.kind(path) != Files::Kind::directory || files.list(path).empty()) return;
+  if (files.kind(path) != Files::Kind::directory) return;
+  const std::vector<std::string> names = files.list(path);
+  if (std::all_of(names.begin(), names.end(),
+                  [](const std::string& name) { return name == "lock" || name.ends_with(".tmp"); }))
+    return;
   if (files.kind(join_path(path, "config.toml")) != Files::Kind::file)
     fail(ExitCode::usage, "run directory ", path,
          " exists and is not a run (it has no config.toml): nothing was changed; choose another --out");
@@ -106,7 +117,7 @@ ResumePoint find_resume_point(Files& files, const RunConfig& config) {
     if (const std::string note = check_latest(files, config.out); !note.empty()) point.notes.push_back(note);
     const std::vector<int64_t> steps = checkpoint_steps(files, config.out);
     if (mode == "latest-valid")
-      point.checkpoint = newest_valid(files, config.out, point.notes);
+      point.checkpoint = newest_valid(files, config.out, point);
     else if (!steps.empty())
       point.checkpoint = std::make_unique<CheckpointReader>(files, checkpoint_path(config.out, steps.back()));
     if (!point.checkpoint && mode != "auto")
@@ -123,7 +134,7 @@ ResumePoint find_resume_point(Files& files, const RunConfig& config) {
   point.checkpoint = std::make_unique<CheckpointReader>(files, find_checkpoint(files, mode));
   const std::string run = run_of(point.checkpoint->directory());
   if (point.run_directory.empty()) point.run_directory = run;
-  if (point.run_directory == run && !run.empty()) {
+  if (!run.empty() && same_directory(point.run_directory, run)) {
     const std::vector<int64_t> steps = checkpoint_steps(files, run);
     if (steps.back() > point.checkpoint->state().step)
       fail(ExitCode::checkpoint, "--resume ", mode, ": ", run, " has a later checkpoint, of step ",
@@ -132,6 +143,23 @@ ResumePoint find_resume_point(Files& files, const RunConfig& config) {
     fail(ExitCode::usage, "--out ", point.run_directory, " has checkpoints of its own; choose another --out");
   }
   return point;
+}
+
+std::vector<std::string> claim_run(Files& files, const std::string& run_directory, const ResumePoint& from) {
+  std::vector<std::string> notes;
+  const int64_t step = from.checkpoint ? from.checkpoint->state().step : 0;
+  for (const int64_t later : checkpoint_steps(files, run_directory)) {
+    if (later <= step) continue;
+    const std::string path = checkpoint_path(run_directory, later);
+    if (std::find(from.passed_over.begin(), from.passed_over.end(), later) == from.passed_over.end())
+      fail(ExitCode::usage, path, " was not there when this process started: another one was going on with ",
+           run_directory, "; start this one again");
+    std::string aside = path + ".damaged";
+    for (int i = 2; files.kind(aside) != Files::Kind::absent; ++i) aside = cat(path, ".damaged-", i);
+    files.rename(path, aside);
+    notes.push_back(cat(path, " is damaged and now called ", aside));
+  }
+  return notes;
 }
 
 void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>& notes) {

@@ -20,11 +20,17 @@ struct ResumePoint {
   std::unique_ptr<CheckpointReader> checkpoint;  // null: the run starts from its beginning
   std::string run_directory;                     // to go on in; "" where the caller chooses a new one
   std::vector<std::string> notes;                // sentences for the user
+  std::vector<int64_t> passed_over;              // damaged checkpoints, newer than this one
 };
 
 /// Finds what --resume and --out mean. Throws ExitCode::checkpoint where a checkpoint is asked for and there is none, or it is
 /// damaged; ExitCode::usage for a combination that means nothing.
 ResumePoint find_resume_point(Files& files, const RunConfig& config);
+
+/// Once the run directory is locked: nobody may have gone on with the run since find_resume_point() looked (ExitCode::usage). Damaged
+/// checkpoints that were passed over get the name step_N.damaged: as step_N they would count as the newest, and good ones would be
+/// removed in their place. Returns sentences for the user.
+std::vector<std::string> claim_run(Files& files, const std::string& run_directory, const ResumePoint& from);
 
 /// Compares a resolved configuration with the recorded one; throws ExitCode::checkpoint with all differences that need
 /// --override and do not have it. Appends what changes to `state`. The schedule keeps its end in tokens unless the number of

@@ -134,6 +134,7 @@ class MemoryFiles final : public Files {
   std::unique_ptr<File> create(const std::string& path) override { refuse(path); }
   std::unique_ptr<File> open_write(const std::string& path) override { refuse(path); }
   void rename(const std::string& from, const std::string& /*to*/) override { refuse(from); }
+  void exchange(const std::string& a, const std::string& /*b*/) override { refuse(a); }
   void sync_directory(const std::string& path) override { refuse(path); }
   bool make_directory(const std::string& path) override { refuse(path); }
   void remove(const std::string& path) override { refuse(path); }
