@@ -31,21 +31,24 @@ std::vector<Case> cases() {
 }
 
 /// Weights of all kinds away from 0 and 1.
+template <class T = double>
 void stir(ModelRun& run) {
-  auto* weights = run.parameters.weights.as<double>();
+  auto* weights = run.parameters.weights.as<T>();
   for (const Parameter& p : run.model.table.parameters())
     for (int64_t i = 0; i < p.size; ++i)
-      weights[p.offset + i] += 0.1 * std::sin(static_cast<double>(i) + static_cast<double>(p.key % 1000));
+      weights[p.offset + i] +=
+          static_cast<T>(0.1 * std::sin(static_cast<double>(i) + static_cast<double>(p.key % 1000)));
 }
 
 /// Losses of each position after a forward pass of the evaluation head.
-std::vector<double> losses_of(ModelRun& run, const std::vector<int32_t>& tokens,
-                              const std::vector<int32_t>& targets) {
+template <class T = double>
+std::vector<T> losses_of(ModelRun& run, const std::vector<int32_t>& tokens,
+                         const std::vector<int32_t>& targets) {
   begin_step(run.ctx, run.acts);
   run.set_batch(tokens, targets);
   forward(run.ctx, run.model, run.acts, run.hooks());
   head_loss(run.ctx, run.model, run.acts, run.hooks());
-  return run.host<double>(run.acts.losses);
+  return run.host<T>(run.acts.losses);
 }
 
 const std::vector<std::vector<int32_t>> kRows = {{3, 4}, {1, 1, 5}};
@@ -86,51 +89,60 @@ TEST(DocumentMask, GradientsAgreeWithFiniteDifferences) {
   }
 }
 
-// With RoPE only distances count, so documents packed into one sequence are the same as sequences of their own: each loss, and
-// every gradient.
+/// Packed into one sequence and as sequences of their own: each loss, and every gradient, to within `tolerance`.
+template <class T>
+void expect_packed_equals_separate(ModelConfig config, double tolerance) {
+  const std::vector<int32_t> lengths = {50, 1, 82, 7};  // over several tiles of the kernels
+  constexpr int64_t kLength = 140;
+  config.max_positions = kLength;
+  const auto tokens = random_ids(kLength, config.vocab_size, 3),
+             targets = random_ids(kLength, config.vocab_size, 4);
+  ModelRun packed(kCpu, config, dtype_of<T>, {.batch = 1, .length = kLength, .document_mask = true});
+  stir<T>(packed);
+  packed.set_documents({lengths});
+  const auto losses = losses_of<T>(packed, tokens, targets);
+  packed.micro_batch(tokens, targets, true, kLength);
+  const auto gradient = packed.host<T>(packed.parameters.gradients);
+
+  std::vector<double> summed(gradient.size());
+  int64_t at = 0;
+  for (const int32_t length : lengths) {
+    const std::vector<int32_t> x(tokens.begin() + at, tokens.begin() + at + length);
+    const std::vector<int32_t> y(targets.begin() + at, targets.begin() + at + length);
+    ModelRun alone(kCpu, config, dtype_of<T>, {.batch = 1, .length = length});
+    stir<T>(alone);
+    const auto own = losses_of<T>(alone, x, y);
+    for (int32_t t = 0; t < length; ++t)
+      EXPECT_NEAR(own[static_cast<size_t>(t)], losses[static_cast<size_t>(at + t)], tolerance) << at + t;
+    alone.micro_batch(x, y, true, kLength);
+    const auto part = alone.host<T>(alone.parameters.gradients);
+    for (size_t i = 0; i < part.size(); ++i) summed[i] += static_cast<double>(part[i]);
+    at += length;
+  }
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    const auto g = static_cast<double>(gradient[i]);
+    difference += (g - summed[i]) * (g - summed[i]);
+    norm += g * g;
+  }
+  EXPECT_GT(norm, 0);
+  EXPECT_LT(std::sqrt(difference / norm), tolerance);
+
+  ModelRun open(kCpu, config, dtype_of<T>, {.batch = 1, .length = kLength});
+  stir<T>(open);
+  const auto unmasked = losses_of<T>(open, tokens, targets);
+  int64_t different = 0;
+  for (size_t t = 50; t < kLength; ++t) different += std::abs(unmasked[t] - losses[t]) > static_cast<T>(1e-5);
+  EXPECT_GT(different, 80) << "the mask does something";
+}
+
+// With RoPE only distances count. The kernels of fp32 are others than those of fp64.
 TEST(DocumentMask, PackedDocumentsEqualSeparateSequences) {
   for (const Case& c : cases()) {
     if (c.config.position != PositionKind::rope) continue;
     SCOPED_TRACE(c.name);
-    const std::vector<int32_t> lengths = {4, 1, 6, 2};
-    const auto tokens = random_ids(13, c.config.vocab_size, 3),
-               targets = random_ids(13, c.config.vocab_size, 4);
-    ModelRun packed(kCpu, c.config, DType::f64, {.batch = 1, .length = 13, .document_mask = true});
-    stir(packed);
-    packed.set_documents({lengths});
-    const auto losses = losses_of(packed, tokens, targets);
-    packed.micro_batch(tokens, targets, true, 13);
-    const auto gradient = packed.host<double>(packed.parameters.gradients);
-
-    std::vector<double> summed(gradient.size());
-    int64_t at = 0;
-    for (const int32_t length : lengths) {
-      const std::vector<int32_t> x(tokens.begin() + at, tokens.begin() + at + length);
-      const std::vector<int32_t> y(targets.begin() + at, targets.begin() + at + length);
-      ModelRun alone(kCpu, c.config, DType::f64, {.batch = 1, .length = length});
-      stir(alone);
-      const auto own = losses_of(alone, x, y);
-      for (int32_t t = 0; t < length; ++t)
-        EXPECT_NEAR(own[static_cast<size_t>(t)], losses[static_cast<size_t>(at + t)], 1e-12) << at + t;
-      alone.micro_batch(x, y, true, 13);
-      const auto part = alone.host<double>(alone.parameters.gradients);
-      for (size_t i = 0; i < part.size(); ++i) summed[i] += part[i];
-      at += length;
-    }
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < gradient.size(); ++i) {
-      difference += (gradient[i] - summed[i]) * (gradient[i] - summed[i]);
-      norm += gradient[i] * gradient[i];
-    }
-    EXPECT_GT(norm, 0);
-    EXPECT_LT(std::sqrt(difference / norm), 1e-12);
-
-    ModelRun open(kCpu, c.config, DType::f64, {.batch = 1, .length = 13});
-    stir(open);
-    const auto unmasked = losses_of(open, tokens, targets);
-    for (size_t t = 0; t < 13; ++t)
-      EXPECT_EQ(std::abs(unmasked[t] - losses[t]) > 1e-6, t >= 4)
-          << "the mask does something from the second document on";
+    expect_packed_equals_separate<double>(c.config, 1e-12);
+    expect_packed_equals_separate<float>(c.config, 5e-6);
   }
 }
 
@@ -177,11 +189,12 @@ TEST(DocumentMask, RecomputationChangesNoBitAndOneDocumentIsNoMask) {
 TEST(DocumentMask, GpuAgreesWithCpu) {
   if (gpu_count() == 0 || gpu_info(0).compute_capability < 80)
     GTEST_SKIP() << "no GPU of compute capability 8.0 or later";
-  const auto tokens = random_ids(14, 29, 1), targets = random_ids(14, 29, 2);
-  const auto gradient_on = [&](Context ctx, const ModelConfig& config) {
-    ModelRun run(ctx, config, DType::f32, {.batch = 2, .length = 7, .document_mask = true});
-    run.set_documents(kRows);
-    run.micro_batch(tokens, targets, true, 14);
+  const auto tokens = random_ids(280, 29, 1), targets = random_ids(280, 29, 2);
+  const auto gradient_on = [&](Context ctx, ModelConfig config) {
+    config.max_positions = 140;
+    ModelRun run(ctx, config, DType::f32, {.batch = 2, .length = 140, .document_mask = true});
+    run.set_documents({{50, 1, 82, 7}, {3, 137}});
+    run.micro_batch(tokens, targets, true, 280);
     return run.host<float>(run.parameters.gradients);
   };
   const std::unique_ptr<Device> gpu = Device::gpu(0);

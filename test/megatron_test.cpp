@@ -139,12 +139,12 @@ TEST_F(Megatron, IdsOutOfRangeAreFoundInEveryType) {
 }
 
 TEST_F(Megatron, GapsBetweenSequencesAreSkipped) {
-  // Bytes 0 to 3 and 10 to 15 belong to nobody; an empty sequence points into the second gap.
+  // Bytes 0 to 3 and 10 to 15 belong to nobody; empty sequences point into the second gap and to its end.
   Index index;
   index.type = 8;
-  index.sizes = {3, 0, 2, 1};
-  index.pointers = {4, 12, 16, 20};
-  index.documents = {0, 1, 2, 4};
+  index.sizes = {3, 0, 0, 2, 1};
+  index.pointers = {4, 12, 16, 16, 20};
+  index.documents = {0, 1, 2, 3, 5};
   std::string bin(4, '\x7F');
   for (const uint16_t token : std::vector<uint16_t>{11, 12, 13}) put(bin, token);
   bin += std::string(6, '\x7F');
@@ -159,7 +159,7 @@ TEST_F(Megatron, GapsBetweenSequencesAreSkipped) {
       << shard.warnings()[0];
   std::vector<int64_t> starts;
   shard.index()->each_document_start(0, 6, [&](int64_t start) { starts.push_back(start); });
-  EXPECT_EQ(starts, (std::vector<int64_t>{0, 3, 3}));
+  EXPECT_EQ(starts, (std::vector<int64_t>{0, 3, 3, 3}));
 }
 
 TEST_F(Megatron, DocumentsOfAWindow) {
