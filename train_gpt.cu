@@ -359,6 +359,7 @@ class Saving {
                 .weights = model.dtype,
                 .buffer_bytes = buffer_bytes,
                 .ranges = {FlatRange{0, model.table.flat_size()}},
+                .writers = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4),
                 .keep = {config.keep, config.keep_every}}) {
     small_files_.push_back(
         {"config.json",

@@ -162,38 +162,59 @@ void CheckpointSaver::work() {
   }
 }
 
+/// The next block to write; nothing when the save has no more.
+std::optional<CheckpointSaver::Block> CheckpointSaver::next_filled(Job& job) {
+  std::optional<Block> block;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !filled_.empty() || (job.copied && job.taken == job.blocks); });
+    if (filled_.empty()) return block;
+    block.emplace(std::move(filled_.front()));
+    filled_.pop_front();
+    ++job.taken;
+  }
+  changed_.notify_all();  // the last block ends the other writers' waiting
+  return block;
+}
+
 /// Takes every block of the save, whatever happens: training must not wait for blocks that nobody gives back.
 SaveResult CheckpointSaver::write(Job& job) {
   const auto began = std::chrono::steady_clock::now();
   SaveResult result;
   result.step = job.state.step;
   std::unique_ptr<CheckpointPart> part;
+  std::mutex failing;  // the writers' first failure
+  std::exception_ptr failure;
   const auto attempt = [&](const auto& step) {
-    if (!result.error.empty()) return;
+    {
+      const std::lock_guard lock(failing);
+      if (failure) return;
+    }
     try {
       step();
-    } catch (const Error& error) {
-      result.error = error.what();
+    } catch (...) {
+      const std::lock_guard lock(failing);
+      if (!failure) failure = std::current_exception();
     }
   };
   attempt([&] {
     begin_checkpoint(files_, options_.run_directory, job.plan);
     part = std::make_unique<CheckpointPart>(files_, options_.run_directory, table_, job.plan);
   });
-  for (int64_t taken = 0;; ++taken) {
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return !filled_.empty() || (job.copied && taken == job.blocks); });
-      if (filled_.empty()) break;
+  const auto write_blocks = [&] {
+    while (std::optional<Block> block = next_filled(job)) {
+      block->ready.wait();
+      const Section section = block->section == Section::masters && options_.weights == DType::f32
+                                  ? Section::weights
+                                  : block->section;
+      attempt([&] { part->write(section, block->begin, block->count, block->memory.data()); });
+      put(free_, std::move(*block));
     }
-    Block block = take(filled_);
-    block.ready.wait();
-    const Section section = block.section == Section::masters && options_.weights == DType::f32
-                                ? Section::weights
-                                : block.section;
-    attempt([&] { part->write(section, block.begin, block.count, block.memory.data()); });
-    put(free_, std::move(block));
-  }
+  };
+  std::vector<std::thread> others;
+  for (int i = 1; i < options_.writers; ++i) others.emplace_back(write_blocks);
+  write_blocks();
+  for (std::thread& other : others) other.join();
   attempt([&] {
     const std::vector<uint64_t> checksums = part->finish();
     publish_checkpoint(files_, options_.run_directory, table_, job.plan, checksums, job.state,
@@ -201,17 +222,20 @@ SaveResult CheckpointSaver::write(Job& job) {
     result.bytes = job.plan.bytes();
   });
   part.reset();
+  try {
+    if (failure) std::rethrow_exception(failure);
+    remove_old_checkpoints(files_, options_.run_directory, options_.keep);
+  } catch (const Error& error) {
+    if (failure)
+      result.error = error.what();
+    else
+      result.warning = cat("an older checkpoint was not removed: ", error.what());
+  }
   if (!result.error.empty()) {
     try {
       const std::string left = checkpoint_path(options_.run_directory, job.plan.step) + ".tmp";
       if (files_.kind(left) != Files::Kind::absent) remove_tree(files_, left);
     } catch (const FileError&) {  // what cannot be removed now is removed at the next save or start
-    }
-  } else {
-    try {
-      remove_old_checkpoints(files_, options_.run_directory, options_.keep);
-    } catch (const FileError& error) {
-      result.warning = cat("an older checkpoint was not removed: ", error.what());
     }
   }
   job.ended.wait();

@@ -45,6 +45,7 @@ class CheckpointSaver {
     DType weights = DType::f32;     // bf16 beside fp32 masters, or fp32
     size_t buffer_bytes = 0;        // host memory for the copies
     std::vector<FlatRange> ranges;  // what this rank writes; whole chunks
+    int writers = 1;                // threads that write blocks
     Retention keep;
   };
   /// Host memory for copies of everything, or what this machine can spare of it when `reserved` bytes more are taken; at least
@@ -85,12 +86,14 @@ class CheckpointSaver {
     std::vector<SmallFile> small_files;
     CheckpointPlan plan;
     Event began, ended;  // of the copies
-    int64_t blocks = 0;  // copied; known when `copied`
+    int64_t blocks = 0;  // copied so far; all of them when `copied`
     bool copied = false;
+    int64_t taken = 0;  // of them, by the writers
   };
   void work();
   void allocate();
   SaveResult write(Job& job);
+  std::optional<Block> next_filled(Job& job);
   void copy(Section section, const Tensor& from);
   Block take(std::deque<Block>& list);
   void put(std::deque<Block>& list, Block block);

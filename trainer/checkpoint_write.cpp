@@ -107,10 +107,10 @@ void CheckpointPart::write(Section section, int64_t begin, int64_t count, const 
   CHECK(begin % kChunk == 0 && count % kChunk == 0, "[", begin, ", +", count, ") is not whole chunks");
   write_section(*part, begin, count, elements);
   if (section != Section::masters) return;
-  rounded_.resize(static_cast<size_t>(count));
+  std::vector<bf16> rounded(static_cast<size_t>(count));
   const float* masters = static_cast<const float*>(elements);
-  std::transform(masters, masters + count, rounded_.begin(), [](float x) { return to_bf16(x); });
-  write_section(*plan_.find(Section::weights), begin, count, rounded_.data());
+  std::transform(masters, masters + count, rounded.begin(), [](float x) { return to_bf16(x); });
+  write_section(*plan_.find(Section::weights), begin, count, rounded.data());
 }
 
 void CheckpointPart::write_section(const CheckpointPlan::Part& part, int64_t begin, int64_t count,

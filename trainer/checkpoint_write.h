@@ -38,7 +38,8 @@ class CheckpointPart {
   CheckpointPart(Files& files, const std::string& run_directory, const ParameterTable& table,
                  const CheckpointPlan& plan);
 
-  /// Elements [begin, begin + count) of the flat range, whole chunks, of the section's type in the plan. Masters give the
+  /// Elements [begin, begin + count) of the flat range, whole chunks, of the section's type in the plan. Threads may write
+  /// different ranges at once. Masters give the
   /// bf16 weights as well.
   void write(Section section, int64_t begin, int64_t count, const void* elements);
 
@@ -52,7 +53,6 @@ class CheckpointPart {
   const CheckpointPlan& plan_;
   std::vector<std::vector<std::unique_ptr<File>>> files_;  // by part and file
   std::vector<uint64_t> checksums_;
-  std::vector<bf16> rounded_;
 };
 
 /// Completes a checkpoint whose parts are written and returns its directory. A complete one of the same step is replaced.
