@@ -130,7 +130,7 @@ def load_reference(folder):
         return AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32, attn_implementation="eager").double().eval()
     model, state = own_model(config), {}
     for name in sorted(os.listdir(folder)):
-        if name.endswith(".safetensors"):
+        if name.startswith("model") and name.endswith(".safetensors"):
             state.update(load_file(os.path.join(folder, name)))
     missing, unexpected = model.load_state_dict(state, strict=False)
     expected = ["lm_head.weight"] if config["tie_word_embeddings"] else []
@@ -405,7 +405,8 @@ def compare_directory(build, folder, path):
     error, greedy = distance(got["logits"], logits), got["greedy"][: positions - len(prompt)]
     same = equal_greedy(model, prompt, greedy)
     good = error < BAR and same == len(greedy)
-    print(f"{path}: {type(model).__name__}, {length} positions, logits {error:.1e}, {same} of {len(greedy)} greedy tokens equal{'' if good else '  FAILED'}")
+    print(f"{path}: {type(model).__name__}, {length} positions, logits {error:.1e}, {same} of {len(greedy)} greedy tokens equal"
+          f"{'' if good else '  FAILED'}")
     return good
 
 
@@ -419,6 +420,7 @@ def main():
             if paths:
                 good = compare_directory(build, folder, item) and good
             else:
+                print(f"parity: {item}", file=sys.stderr, flush=True)
                 compare_family(build, folder, item, report)
     if not paths:
         report.print()
