@@ -25,8 +25,9 @@ using Strings = std::vector<std::string>;
 template <class C>
 void apply(const std::vector<Option<C>>& table, const std::vector<GivenOption>& given, C& config) {
   for (const GivenOption& g : given) {
-    const auto option =
-        std::find_if(table.begin(), table.end(), [&](const Option<C>& o) { return o.name == g.name; });
+    const auto option = std::find_if(table.begin(), table.end(), [&](const Option<C>& o) {
+      return o.name == g.name && (!o.name.empty() || o.metavar == g.what);  // positional ones have no name
+    });
     for (const GivenOption& other : given)
       if (!option->excludes.empty() && other.name == option->excludes)
         fail(ExitCode::usage, g.what, " and ", other.what, " say the same thing: give one of them");
@@ -208,7 +209,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   declare(*sample, sample_table);
   CLI::App* eval = app.add_subcommand("eval", "measures the loss of a checkpoint");
   declare(*eval, eval_table);
-  CLI::App* inspect = app.add_subcommand("inspect", "shows what a data file or a model directory holds");
+  CLI::App* inspect =
+      app.add_subcommand("inspect", "shows what a data file, a model directory or a checkpoint holds");
   declare(*inspect, inspect_table);
   for (CLI::App* command : {&app, sample, eval, inspect}) {
     command->allow_extras();

@@ -108,9 +108,10 @@ struct EvalConfig {
   bool operator==(const EvalConfig&) const = default;
 };
 
-/// Options of `train_gpt inspect PATH`.
+/// Options of `train_gpt inspect PATH [PATH2]`.
 struct InspectConfig {
-  std::string path;               // data file, Megatron name, glob, or Hugging Face directory
+  std::string path;               // data file, Megatron name, glob, Hugging Face directory, checkpoint or run
+  std::string second;             // another checkpoint or run, to compare with
   bool full = false;              // look at everything instead of a part
   std::optional<int64_t> offset;  // show tokens from here on
   std::optional<int64_t> vocab;   // ids must be below it; default: the manifest's

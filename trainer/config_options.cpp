@@ -337,11 +337,13 @@ std::vector<Option<InspectConfig>> inspect_options() {
   using C = InspectConfig;
   const std::string what = "What to look at";
   return {
-      text("", "", "PATH", &C::path,
-           "data (a file, a Megatron name or a quoted glob) or a Hugging Face directory"),
+      text(
+          "", "", "PATH", &C::path,
+          "data (a file, a Megatron name or a quoted glob), a Hugging Face directory, a checkpoint or a run"),
+      text("", "", "PATH2", &C::second, "of two checkpoints or two runs: what differs first"),
       flag("full", what, &C::full,
            "read and check everything: all tokens, the hashes of the data's manifest.json, every element of "
-           "the weights"),
+           "the weights, every checksum of a checkpoint"),
       count("offset", what, &C::offset, 0, "show the tokens (of text the text) from token N on"),
       count("vocab", what, &C::vocab, 1,
             "size of the vocabulary: ids must be below it (default: the manifest's)"),

@@ -11,7 +11,9 @@
 #include "dataloader/data_spec.h"
 #include "dataloader/inspect.h"
 #include "dataloader/tokenizer.h"
+#include "trainer/checkpoint.h"
 #include "trainer/files.h"
+#include "trainer/inspect_checkpoint.h"
 #include "trainer/model_config.h"
 #include "trainer/parameters.h"
 #include "trainer/safetensors.h"
@@ -197,6 +199,14 @@ const TensorPlace* find_parameter(const SafetensorsReader& reader, const Paramet
   return parameter.name.starts_with(kPrefix) ? reader.find(parameter.name.substr(kPrefix.size())) : nullptr;
 }
 
+bool is_checkpoint(Files& files, const std::string& path) {
+  return files.kind(join_path(path, "trainer/manifest.json")) == Files::Kind::file;
+}
+
+bool is_run(Files& files, const std::string& path) {
+  return files.kind(join_path(path, "metrics.jsonl")) == Files::Kind::file;
+}
+
 int inspect_model(const InspectConfig& config) {
   if (config.offset || config.vocab)
     fail(ExitCode::usage, config.offset ? "--offset" : "--vocab", " is for data; '", config.path,
@@ -257,7 +267,21 @@ int inspect_model(const InspectConfig& config) {
     }
   }
   for (const std::string& problem : problems) print_row("problem", problem);
+  if (is_checkpoint(*files, config.path)) inspect_checkpoint(*files, config.path, config.full);
   if (!problems.empty()) fail_with(ExitCode::checkpoint, problems);
+  return 0;
+}
+
+int compare(Files& files, const std::string& first, const std::string& second) {
+  const auto both = [&](const auto& is) { return is(files, first) && is(files, second); };
+  if (both(is_checkpoint))
+    compare_checkpoints(files, first, second);
+  else if (both(is_run))
+    compare_runs(files, first, second);
+  else
+    fail(ExitCode::usage, "inspect ", first, " ", second,
+         ": expected two checkpoints (directories with trainer/manifest.json) or two runs (with "
+         "metrics.jsonl)");
   return 0;
 }
 
@@ -265,6 +289,12 @@ int inspect_model(const InspectConfig& config) {
 
 int inspect(const InspectConfig& config) {
   const std::unique_ptr<Files> files = posix_files();
+  if (!config.second.empty()) return compare(*files, config.path, config.second);
+  if (is_run(*files, config.path)) {
+    InspectConfig newest = config;
+    newest.path = find_checkpoint(*files, config.path);
+    return inspect_model(newest);
+  }
   const bool directory = files->kind(config.path) == Files::Kind::directory;
   if (directory && files->kind(join_path(config.path, "config.json")) == Files::Kind::file)
     return inspect_model(config);
