@@ -28,6 +28,28 @@ std::string refusal(Config config, const RunFacts& facts) {
 #define EXPECT_CONTAINS(text, part) \
   EXPECT_NE(std::string(text).find(part), std::string::npos) << "'" << (text) << "'"
 
+TEST(ConfigResolve, OptionsThatNeedAnother) {
+  RunConfig c;
+  c.data_start = "continue";
+  EXPECT_CONTAINS(refusal(c, kTiny), "--init-from");
+  c.init_from = "run";
+  EXPECT_EQ(refusal(c, kTiny), "");
+}
+
+/// The steps of a run that goes on with another batch are counted anew later: its warm-up is measured against its schedule.
+TEST(ConfigResolve, WarmUpOfARunThatGoesOn) {
+  RunConfig c;
+  c.steps = 10;
+  c.global_batch = 1;
+  c.warmup_tokens = 5000;
+  RunFacts facts = kTiny;
+  EXPECT_CONTAINS(refusal(c, facts), "longer than the run's");
+  facts.schedule_tokens = 5000;
+  EXPECT_EQ(refusal(c, facts), "");
+  facts.schedule_tokens = 4999;
+  EXPECT_CONTAINS(refusal(c, facts), "longer than the run's");
+}
+
 TEST(ConfigResolve, TinyModelOnACpu) {
   RunConfig c;
   const auto notes = resolve(c, kTiny);

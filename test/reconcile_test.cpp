@@ -156,6 +156,23 @@ TEST(Reconcile, TheLengthOfSequencesNeverChanges) {
                [&] { reconcile(config, state, notes); });
 }
 
+TEST(Reconcile, HowARunBeganCannotBeSaidLater) {
+  RunConfig config = config_40();
+  config.init_from = "elsewhere";
+  config.override_ = {"data"};
+  TrainingState state = state_at(20);
+  std::vector<std::string> notes;
+  expect_error(ExitCode::checkpoint, {"init-from: not set in the checkpoint, \"elsewhere\" here"},
+               [&] { reconcile(config, state, notes); });
+  config.data_start = "continue";
+  state = state_at(20, config);
+  reconcile(config, state, notes);  // the same command line once more
+  EXPECT_TRUE(state.changes.empty());
+  config.data_start = "fresh";
+  expect_error(ExitCode::checkpoint, {"data-start", "continue", "fresh"},
+               [&] { reconcile(config, state, notes); });
+}
+
 TEST(Reconcile, OverrideKnowsItsNames) {
   RunConfig config = config_40();
   TrainingState state = state_at(20);

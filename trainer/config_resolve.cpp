@@ -128,6 +128,9 @@ std::vector<std::string> resolve(RunConfig& c, const RunFacts& facts) {
     fail(ExitCode::usage,
          "--adam-state bf16: the CPU keeps fp32 moments only; use --adam-state fp32 or a GPU");
 
+  if (c.data_start == "continue" && c.init_from.empty())
+    fail(ExitCode::usage, "--data-start continue goes with --init-from, a checkpoint of this program");
+
   const BySize& size = by_size(facts.parameters);
   resolve_seq_len(c.seq_len, facts);
   const bool default_batch = !c.global_batch;

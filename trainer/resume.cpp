@@ -168,6 +168,10 @@ void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>
   if (value_in(state.settings, kFixed) != value_in(now, kFixed))
     fail(ExitCode::checkpoint, "seq-len: ", value_in(state.settings, kFixed), " in the checkpoint, ",
          value_in(now, kFixed), " here; it cannot change within a run: start a new one with --init-from");
+  for (const char* name : {"init-from", "data-start"})
+    if (const std::string from = value_in(state.settings, name), to = value_in(now, name); from != to)
+      fail(ExitCode::checkpoint, name, ": ", from, " in the checkpoint, ", to,
+           " here; it says how a run begins, and this one goes on: leave it out, or start a new run");
   std::string refused;
   bool other_length = false;
   for (const std::string_view name : kRecorded) {
