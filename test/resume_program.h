@@ -83,13 +83,23 @@ class ResumeProgramTest : public ProgramTest {
 
   /// Records of steps, in the order of the file.
   [[nodiscard]] std::vector<Json> steps_of(const std::string& run_directory) const {
+    return records_with("loss", run_directory);
+  }
+  /// (step, loss) of evaluations, in the order of the file.
+  [[nodiscard]] std::vector<std::pair<int64_t, double>> evaluations(const std::string& run_directory) const {
+    std::vector<std::pair<int64_t, double>> losses;
+    for (const Json& record : records_with("val_loss", run_directory))
+      losses.emplace_back(record["step"], record["val_loss"]);
+    return losses;
+  }
+  [[nodiscard]] std::vector<Json> records_with(const char* key, const std::string& run_directory) const {
     std::vector<Json> steps;
     const std::string text = read(run_directory + "/metrics.jsonl");
     for (size_t at = 0; at < text.size();) {
       const size_t end = text.find('\n', at);
       const Json record = Json::parse(text.substr(at, end - at), nullptr, false);
       EXPECT_TRUE(record.is_object()) << text.substr(at, end - at);
-      if (record.is_object() && record.contains("loss")) steps.push_back(record);
+      if (record.is_object() && record.contains(key)) steps.push_back(record);
       at = end + 1;
     }
     return steps;

@@ -69,6 +69,44 @@ TEST_F(ResumeProgram, KilledInMidRunAndGoneOn) {
   expect_same("killed", straight);
 }
 
+TEST_F(ResumeProgram, EveryKindOfDataGoesOnWithItsEvaluations) {
+  std::vector<uint16_t> ids(61 * 8 + 1);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint16_t>(i * 7919 % 300);
+  write_shard("b.bin", ids, 20240520, 1);
+  write_shard("v.bin", std::vector<uint16_t>(ids.begin(), ids.begin() + 100), 20240520, 1);
+  std::string text;
+  for (int i = 0; i < 150; ++i) text += "line " + std::to_string(i * i) + "\n";
+  write("t.txt", text);
+  std::string masked = llama(true);
+  masked.insert(masked.size() - 1, R"(, "eos_token_id": 7)");
+  write("masked.json", masked);
+  const std::vector<std::vector<std::string>> kinds = {
+      {"--data", "a.bin:0.7", "b.bin:0.3", "--val-data", "v.bin", "--eval-every", "4"},
+      {"--data", "t.txt", "--sample-every", "0"},
+      {"--data", "a.bin", "b.bin", "--model", "masked.json", "--document-mask"},
+      {"--sample-every", "0", "--eval-every", "7", "--eval-batches", "2"}};  // the stories
+  for (size_t k = 0; k < kinds.size(); ++k) {
+    SCOPED_TRACE(k);
+    const auto with = [&](const std::string& out, std::vector<std::string> more) {
+      more.insert(more.end(), kinds[k].begin(), kinds[k].end());
+      std::vector<std::string> all = start(out, "llama.json", more);
+      if (k == 3) {
+        const auto data = std::find(all.begin(), all.end(), "--data");
+        all.erase(data, data + 2);
+      }
+      return all;
+    };
+    const std::string name = "kind" + std::to_string(k);
+    expect_code(0, run(with(name, {})));
+    expect_code(kStopped, run(with(name + "b", {"--stop-after", "12"})));
+    expect_code(kStopped, run(go_on(name + "b", {"--stop-after", "28"})));
+    expect_code(0, run(go_on(name + "b")));
+    expect_same(name + "b", steps_of(name));
+    EXPECT_EQ(evaluations(name + "b"), evaluations(name));
+    EXPECT_EQ(evaluations(name).empty(), k == 1 || k == 2);
+  }
+}
+
 /// Report 8: the rate of every step, whatever was stopped where.
 TEST_F(ResumeProgram, EveryScheduleGoesOn) {
   for (const char* schedule : {"cosine", "linear", "wsd", "constant"}) {
