@@ -174,6 +174,15 @@ TEST_F(ResumePointTest, Row35LatestValidPassesOverDamagedOnesAndSetsThemAside) {
   expect_none(ExitCode::checkpoint, {"no undamaged checkpoint", "optimizer-m"}, "latest-valid", run());
 }
 
+TEST_F(ResumePointTest, Row36ACheckpointUnderTheNameOfAnotherStep) {
+  save(10);
+  fs::copy(checkpoint_path(run(), 10), checkpoint_path(run(), 99), fs::copy_options::recursive);
+  expect_none(ExitCode::checkpoint, {"step_00000099", "step 10, not of step 99"}, "must", run());
+  const ResumePoint point = find("latest-valid");
+  EXPECT_EQ(point.checkpoint->state().step, 10);
+  EXPECT_EQ(point.passed_over, std::vector<int64_t>{99});
+}
+
 TEST_F(ResumePointTest, ARunThatWentOnMeanwhileIsNotClaimed) {
   save(10);
   const ResumePoint point = find("auto");

@@ -58,11 +58,20 @@ std::vector<std::string> overridden(const RunConfig& config) {
   return result;
 }
 
+/// A directory that somebody copied or renamed would count as another step.
+std::unique_ptr<CheckpointReader> open_step(Files& files, const std::string& run, int64_t step) {
+  auto checkpoint = std::make_unique<CheckpointReader>(files, checkpoint_path(run, step));
+  if (checkpoint->state().step != step)
+    fail(ExitCode::checkpoint, checkpoint->directory(), ": holds the checkpoint of step ",
+         checkpoint->state().step, ", not of step ", step, "; give it its own name back, or remove it");
+  return checkpoint;
+}
+
 std::unique_ptr<CheckpointReader> newest_valid(Files& files, const std::string& run, ResumePoint& point) {
   std::vector<int64_t> steps = checkpoint_steps(files, run);
   for (; !steps.empty(); steps.pop_back()) {
     try {
-      auto checkpoint = std::make_unique<CheckpointReader>(files, checkpoint_path(run, steps.back()));
+      auto checkpoint = open_step(files, run, steps.back());
       checkpoint->verify();
       return checkpoint;
     } catch (const Error& error) {
@@ -119,7 +128,7 @@ ResumePoint find_resume_point(Files& files, const RunConfig& config) {
     if (mode == "latest-valid")
       point.checkpoint = newest_valid(files, config.out, point);
     else if (!steps.empty())
-      point.checkpoint = std::make_unique<CheckpointReader>(files, checkpoint_path(config.out, steps.back()));
+      point.checkpoint = open_step(files, config.out, steps.back());
     if (!point.checkpoint && mode != "auto")
       fail(ExitCode::checkpoint, "--resume ", mode, ": no ", mode == "must" ? "" : "undamaged ",
            "checkpoint in ", join_path(config.out, "checkpoints"),
