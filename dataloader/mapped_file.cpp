@@ -17,6 +17,7 @@ namespace {
 
 // SIGBUS comes to the thread that reads, so its own note of what it reads is the file at fault. A signal handler has no
 // other way to be told.
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
 thread_local const char* reading = nullptr;
 
 void say(const char* text) {
