@@ -27,14 +27,12 @@
 #include "trainer/backward.h"
 #include "trainer/batch_plan.h"
 #include "trainer/checkpoint.h"
-#include "trainer/checkpoint_saver.h"
 #include "trainer/config.h"
 #include "trainer/feed.h"
 #include "trainer/files.h"
 #include "trainer/flops.h"
 #include "trainer/forward.h"
 #include "trainer/gemm_choices.h"
-#include "trainer/import.h"
 #include "trainer/inference.h"
 #include "trainer/inspect.h"
 #include "trainer/model.h"
@@ -44,60 +42,14 @@
 #include "trainer/one_rank.h"
 #include "trainer/optimizer.h"
 #include "trainer/resume.h"
+#include "trainer/run_setup.h"
 #include "trainer/sample.h"
+#include "trainer/saving.h"
 #include "trainer/schedule.h"
 #include "trainer/tables.h"
 
 namespace kinoe {
 namespace {
-
-constexpr int64_t kLargestStories = int64_t{64} << 20;  // a longer run on the stories sees them again
-
-// ---- Data ------------------------------------------------------------------------------------------------------------
-
-struct Data {
-  std::optional<Dataset> training;
-  std::optional<Dataset> validation;
-};
-
-bool on_stories(const RunConfig& config) { return config.data.empty(); }
-
-/// Plain text and the stories have byte tokens: what the model writes can be printed.
-bool byte_tokens(const std::vector<DataSource>& sources) {
-  if (sources.empty()) return true;
-  return detect_format(sources.front().files.front()) == TokenFormat::text;
-}
-
-Data open_data(const RunConfig& config, int64_t schedule_tokens, const std::vector<DataSource>& training,
-               const std::vector<DataSource>& validation, const ModelConfig& model) {
-  DatasetOptions options;
-  options.seq_len = config.seq_len.value();
-  options.vocab_size = model.vocab_size;
-  options.seed = static_cast<uint64_t>(config.seed);
-  options.min_samples = config.global_batch.value();
-  options.document_mask = config.document_mask;
-  options.end_token = model.eos_token;
-  DatasetOptions held_out = options;
-  held_out.min_samples = 1;
-  held_out.shuffle = false;
-
-  Data data;
-  if (on_stories(config)) {
-    if (config.tokens_per_step() > kLargestStories / 2)
-      fail(ExitCode::usage, "a step of ", config.tokens_per_step(),
-           " tokens: on the built-in stories at most ", kLargestStories / 2,
-           " are possible; use a smaller --global-batch, or --data");
-    const int64_t wanted = std::max(config.tokens_per_step() * 2, std::min(schedule_tokens, kLargestStories));
-    data.training = Dataset::stories(StorySplit::training, wanted, options);
-  } else {
-    data.training = Dataset::open(training, options);
-  }
-  if (!validation.empty())
-    data.validation = Dataset::open(validation, held_out);
-  else if (on_stories(config))
-    data.validation = Dataset::stories(StorySplit::validation, kValidationStoryBytes, held_out);
-  return data;
-}
 
 // ---- Training --------------------------------------------------------------------------------------------------------
 
@@ -296,133 +248,6 @@ void require_memory(const RunConfig& config, const DeviceInfo& device,
        "; use a smaller model or --seq-len, or a device with more memory");
 }
 
-/// The algorithms of matrix products: taken from the user's cache, and kept there and in the run directory.
-class GemmRecord {
- public:
-  /// `checkpoint`: what a run goes on from, whose choices count more than the cache's; "" for a new run.
-  GemmRecord(Files& files, Device& device, std::string run, const std::string& checkpoint)
-      : files_(files), device_(device), run_(std::move(run)) {
-    if (device.gemm_key().empty()) return;
-    std::vector<GemmChoice> known;
-    if (!checkpoint.empty())
-      known = read_gemm_choices(files, join_path(checkpoint, "trainer/gemm.json"), device.gemm_key());
-    if (!gemm_cache_path().empty())
-      for (const GemmChoice& cached : read_gemm_choices(files, gemm_cache_path(), device.gemm_key()))
-        if (std::none_of(known.begin(), known.end(),
-                         [&](const GemmChoice& k) { return k.shape == cached.shape; }))
-          known.push_back(cached);
-    device.pin_gemm_choices(known);
-  }
-
-  /// Writes what is new. A cache that cannot be written costs the next start some seconds, no more.
-  void save() {
-    const std::vector<GemmChoice> choices = device_.gemm_choices();
-    if (choices.size() == saved_) return;
-    saved_ = choices.size();
-    write_gemm_choices(files_, join_path(run_, "gemm.json"), device_.gemm_key(), choices);
-    try {
-      if (!gemm_cache_path().empty())
-        write_gemm_choices(files_, gemm_cache_path(), device_.gemm_key(), choices);
-    } catch (const FileError& error) {
-      std::fprintf(stderr, "train_gpt: warning: the cache of matrix-product algorithms was not written: %s\n",
-                   error.what());
-    }
-  }
-
-  void print(std::FILE* out) const {
-    if (device_.gemm_key().empty()) {
-      std::fprintf(out, "matrix products: on a CPU there is one algorithm, nothing is chosen\n");
-      return;
-    }
-    std::fprintf(out, "matrix products, column-major m x n x k, as measured when chosen\n");
-    for (const GemmChoice& choice : device_.gemm_choices())
-      std::fprintf(out, "  %-64s %9.1f us %7.1f TFLOP/s\n", choice.shape.c_str(), choice.us, choice.tflops);
-  }
-
- private:
-  Files& files_;
-  Device& device_;
-  std::string run_;
-  size_t saved_ = 0;
-};
-
-/// The checkpoints of a run: what goes into them, and what becomes of each.
-class Saving {
- public:
-  Saving(Files& files, const Context& ctx, const Model& model, const RunConfig& config,
-         const ParameterMemory& memory, size_t buffer_bytes, Monitor& monitor)
-      : files_(files),
-        run_(config.out),
-        monitor_(monitor),
-        saver_(files, ctx, model.table, source(memory),
-               {.run_directory = config.out,
-                .weights = model.dtype,
-                .buffer_bytes = buffer_bytes,
-                .ranges = {FlatRange{0, model.table.flat_size()}},
-                .writers = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4),
-                .keep = {config.keep, config.keep_every}}) {
-    small_files_.push_back(
-        {"config.json",
-         model_config_to_json(model.config, model.dtype == DType::bf16 ? "bfloat16" : "float32")});
-    small_files_.push_back({"generation_config.json", generation_config_json(model.config)});
-  }
-
-  static CheckpointSource source(const ParameterMemory& memory) {
-    return {memory.masters, memory.m, memory.v};
-  }
-
-  /// Files that every checkpoint carries as they are.
-  void carry(const std::vector<SmallFile>& more) {
-    small_files_.insert(small_files_.end(), more.begin(), more.end());
-  }
-
-  void begin(const TrainingState& state) {
-    monitor_.sync();
-    std::vector<SmallFile> small = small_files_;
-    if (const std::string gemms = join_path(run_, "gemm.json"); files_.kind(gemms) == Files::Kind::file)
-      small.push_back({"trainer/gemm.json", read_file(files_, gemms)});
-    saver_.save(state, small);
-  }
-
-  /// Reports what has ended. Three failures in a row end the run: then nobody is looking after its disk.
-  void report() {
-    while (const std::optional<SaveResult> result = saver_.poll()) report(*result);
-  }
-  /// The same for a save that must succeed: the last one of the run.
-  void finish() {
-    while (const std::optional<SaveResult> result = saver_.wait()) report(*result);
-    if (failures_ > 0)
-      fail(ExitCode::checkpoint, "the last checkpoint could not be written: ", last_error_,
-           "; the one before it, if any, is in ", join_path(run_, "checkpoints"));
-  }
-
- private:
-  static constexpr int kMostFailures = 3;
-
-  void report(const SaveResult& result) {
-    monitor_.record(SaveRecord{.step = result.step,
-                               .path = checkpoint_path(run_, result.step),
-                               .error = result.error,
-                               .save_stall_ms = result.stall_ms,
-                               .save_ms = result.write_ms,
-                               .save_bytes = static_cast<int64_t>(result.bytes)});
-    if (!result.warning.empty()) monitor_.note("warning: " + result.warning);
-    failures_ = result.error.empty() ? 0 : failures_ + 1;
-    last_error_ = result.error;
-    if (failures_ == kMostFailures)
-      fail(ExitCode::checkpoint, kMostFailures, " checkpoints in a row could not be written: ", last_error_,
-           "; the last good one is in ", join_path(run_, "checkpoints"));
-  }
-
-  Files& files_;
-  std::string run_;
-  Monitor& monitor_;
-  CheckpointSaver saver_;
-  std::vector<SmallFile> small_files_;
-  int failures_ = 0;
-  std::string last_error_;
-};
-
 OptimizerSettings optimizer_settings(const RunConfig& config) {
   OptimizerSettings settings;
   settings.beta1 = static_cast<float>(config.beta1);
@@ -437,25 +262,6 @@ OptimizerSettings optimizer_settings(const RunConfig& config) {
 
 void print_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) std::fprintf(stderr, "train_gpt: %s\n", note.c_str());
-}
-
-void print_warnings(const Data& data, const RunConfig& config) {
-  for (const Dataset* d : {&*data.training, data.validation ? &*data.validation : nullptr})
-    if (d != nullptr)
-      for (const std::string& warning : d->warnings())
-        std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
-  const std::vector<double> epochs =
-      data.training->epochs(config.steps.value() * config.global_batch.value());
-  for (size_t s = 0; s < epochs.size(); ++s)
-    if (epochs[s] == 0)
-      std::fprintf(stderr,
-                   "train_gpt: warning: nothing of '%s' is trained on in this run: its weight of %g is too "
-                   "small a share\n",
-                   data.training->state().sources[s].name.c_str(), data.training->state().sources[s].weight);
-  if (data.validation && data.validation->samples() < config.micro_batch.value())
-    std::fprintf(
-        stderr, "train_gpt: validation data has %s, fewer than one batch of %s: all of it is evaluated\n",
-        counted(data.validation->samples(), "sequence").c_str(), grouped(config.micro_batch.value()).c_str());
 }
 
 /// The run directory with what produced the run in it. `from`: the step after which it goes on, 0 for a new run.
@@ -475,209 +281,155 @@ void record_run(Files& files, const RunConfig& config, const Device& device, int
   });
 }
 
-/// Of --tokenizer, else those that lie beside the weights the run starts or goes on from.
-std::vector<SmallFile> tokenizer_files(Files& files, const std::string& wanted, const std::string& source,
-                                       const ResumePoint& from) {
-  const std::string beside = from.checkpoint ? from.checkpoint->directory() : source;
-  if (wanted.empty()) return beside.empty() ? std::vector<SmallFile>{} : read_tokenizer_files(files, beside);
-  std::vector<SmallFile> found = read_tokenizer_files(files, wanted);
-  if (found.empty())
-    fail(ExitCode::usage, "--tokenizer ", wanted,
-         ": holds none of the files of a tokenizer, such as tokenizer.json");
-  return found;
-}
-
-/// The model of the weights at `source`, where --init-from leads; --model, if given, must be the same.
-ModelConfig model_of_weights(Files& files, const std::string& source, const RunConfig& config) {
-  const ModelConfig theirs = source_config(files, source);
-  if (config.model == config.init_from) return theirs;
-  std::string difference = describe_difference(load_model_config(config.model), theirs);
-  for (size_t i; (i = difference.find('\n')) != std::string::npos;) difference.replace(i, 1, "; ");
-  if (!difference.empty())
-    fail(ExitCode::checkpoint, "--model ", config.model, " (here) is not the model of --init-from ",
-         config.init_from, " (there): ", difference, "; leave --model out to take theirs");
-  return theirs;
-}
-
-/// Begins where the run of `checkpoint` had come to in the order of the same data.
-void continue_data(const CheckpointReader& checkpoint, TrainingState& state) {
-  std::string all;
-  for (const std::string& line : describe_change(checkpoint.state().data, state.data))
-    all += (all.empty() ? "" : "; ") + line;
-  if (!all.empty())
-    fail(ExitCode::checkpoint, "--data-start continue: the training data is not that of ",
-         checkpoint.directory(), ": ", all, "; leave --data-start out to begin this data anew");
-  state.first_sample = checkpoint.state().first_sample + checkpoint.state().samples;
-}
-
-/// Weights made elsewhere, from `source` to `flat`, and where in the data's order to begin.
-void read_initial_weights(Files& files, const RunConfig& config, const std::string& source,
-                          const ParameterTable& table, std::vector<float>& flat, TrainingState& state) {
-  flat.resize(static_cast<size_t>(table.flat_size()));
-  read_weights(files, source, table, flat.data());
-  if (config.data_start != "continue" &&
-      files.kind(join_path(source, "trainer/manifest.json")) != Files::Kind::file)
-    return;
-  // A checkpoint of this program: the masters, which the weights are rounded from, each number checked.
-  const CheckpointReader checkpoint(files, source);
-  checkpoint.check_tensors(table);
-  checkpoint.read(Section::masters, table, 0, table.flat_size(), flat.data());
-  if (config.data_start == "continue") continue_data(checkpoint, state);
-}
-
-int train(const CommandLine& command, int argc, char** argv) {
-  const std::unique_ptr<Files> files = posix_files();
-  const ResumePoint from = find_resume_point(*files, command.run);
-  TrainingState state;
-  RunConfig config = command.run;
-  if (from.checkpoint) {
-    state = from.checkpoint->state();
-    config = resumed_config(state.settings, join_path(from.checkpoint->directory(), "trainer/state.json"),
-                            command.given);
-  }
-  config.out = from.run_directory;
-
-  // Model and data decide the defaults.
-  const std::vector<DataSource> training_files = expand_data(config.data);
-  const bool model_given = !command.run.model.empty();
-  const std::string source =
-      from.checkpoint || config.init_from.empty() ? "" : find_weights(*files, config.init_from);
-  if (config.model.empty() && !config.init_from.empty()) config.model = config.init_from;
-  if (config.model.empty()) {
-    if (!byte_tokens(training_files))
-      fail(ExitCode::usage,
-           "token shards need a model of their vocabulary: give --model, for instance gpt2-124m");
-    config.model = on_stories(config) ? "tiny" : "small";
-  }
-  const ModelConfig model_config = from.checkpoint && !model_given ? from.checkpoint->model()
-                                   : !source.empty()               ? model_of_weights(*files, source, config)
-                                                                   : load_model_config(config.model);
-  validate(model_config);
-  if (from.checkpoint) from.checkpoint->check_model(model_config, ParameterTable(model_config));
-  const std::vector<DataSource> validation_files = expand_data(config.val_data);
-  check_validation_apart(training_files, validation_files);
-  RunFacts facts;
-  facts.parameters = model_config.parameter_count();
-  facts.max_positions = model_config.max_positions;
-  facts.byte_tokens = byte_tokens(training_files);
-  facts.has_validation = on_stories(config) || !validation_files.empty();
-  facts.gpus = find_gpus();
-  facts.schedule_tokens = state.schedule_tokens;
-  std::vector<std::string> notes = from.notes;
-  for (const std::string& note : resolve(config, facts)) notes.push_back(note);
-  if (from.checkpoint)
-    reconcile(config, state, notes);
-  else
-    state.schedule_tokens = config.total_tokens();
-  const Data data = open_data(config, state.schedule_tokens, training_files, validation_files, model_config);
-  if (from.checkpoint)
-    reconcile_data(config, state, data.training->state(), notes);
-  else
-    state.data = data.training->state();
-  state.settings = settings_of(config);
-
-  const std::unique_ptr<Device> device =
-      Device::open(config.device == DeviceChoice::cuda ? Backend::cuda : Backend::cpu);
-  Context ctx = device->context();
-  const DeviceInfo info = device->info();
-  const size_t held_before = device->memory_use().bytes;
-  Model model(model_config, ctx.backend, config.dtype.value());
-  const OptimizerSettings optimizer = optimizer_settings(config);
-
-  // The plan, before anything large exists.
-  const bool with_eval = data.validation.has_value();
-  Arena planned;
-  const RunMemory planned_memory = take_memory(planned, model, config, optimizer, with_eval);
-  const size_t save_bytes = CheckpointSaver::planned_buffer_bytes(
-      Saving::source(planned_memory.parameters), ctx.backend == Backend::cpu ? planned.used() : 0);
+/// Memory of a run in the table's words, and whether it is there.
+MemoryPlan check_memory(std::FILE* out, const RunSetup& setup, Model& model, const Device& device,
+                        size_t held_before, const Arena& planned, size_t save_bytes) {
+  const bool with_eval = setup.data.validation.has_value();
+  const DeviceInfo info = device.info();
   const auto feed_bytes = [&](const RunConfig& c) {
     return Loader::buffer_bytes(c.micro_batch.value(), c.seq_len.value(), c.document_mask) *
            (with_eval ? 2 : 1);
   };
-  // In JSON, standard output is for records alone.
-  std::FILE* tables = config.log_format == "json" ? stderr : stdout;
-  print_run(tables, config, model_config, info, *data.training, with_eval ? &*data.validation : nullptr);
-  const MemoryPlan memory_plan =
-      plan_memory(planned, *device, held_before,
-                  {{"data buffers (host)", feed_bytes(config)}, {"checkpoint buffers (host)", save_bytes}});
-  print_memory(tables, memory_plan);
-  print_warnings(data, config);
-  print_notes(notes);
-  require_memory(config, info, [&](const RunConfig& other) {
+  print_run(out, setup.config, setup.model, info, *setup.data.training,
+            with_eval ? &*setup.data.validation : nullptr);
+  MemoryPlan plan = plan_memory(
+      planned, device, held_before,
+      {{"data buffers (host)", feed_bytes(setup.config)}, {"checkpoint buffers (host)", save_bytes}});
+  print_memory(out, plan);
+  for (const std::string& warning : setup.warnings) print_notes({"warning: " + warning});
+  print_notes(setup.notes);
+  require_memory(setup.config, info, [&](const RunConfig& other) {
     Arena arena;
-    OptimizerSettings settings = optimizer;
-    settings.moments = other.adam_state;
-    take_memory(arena, model, other, settings, with_eval);
-    return arena.used() + (ctx.backend == Backend::cpu ? feed_bytes(other) : 0);
+    take_memory(arena, model, other, optimizer_settings(other), with_eval);
+    return arena.used() + (model.backend == Backend::cpu ? feed_bytes(other) : 0);
   });
-  std::fflush(stdout);
-  const std::vector<SmallFile> tokenizers = tokenizer_files(*files, command.run.tokenizer, source, from);
-  for (const Dataset* d : {&*data.training, with_eval ? &*data.validation : nullptr})
-    if (d != nullptr)
-      check_tokenizers(*d, tokenizers,
-                       !command.run.tokenizer.empty() ? command.run.tokenizer
-                       : from.checkpoint              ? from.checkpoint->directory()
-                                                      : source);
+  std::fflush(out);
+  return plan;
+}
+
+/// Masters and moments of the last step done: of the checkpoint the run goes on from, of given weights (`initial`), or random.
+void load_start(const Context& ctx, const RunSetup& setup, const Model& model, Training& training,
+                const ParameterMemory& memory, const std::vector<float>& initial) {
+  const CheckpointReader* checkpoint = setup.from.checkpoint.get();
+  if (checkpoint == nullptr && initial.empty()) {
+    training.initialize();
+    return;
+  }
+  training.prepare();
+  if (checkpoint == nullptr) {
+    set_parameters(ctx, memory, initial.data());
+    synchronize(ctx);
+    return;
+  }
+  const double began = now_seconds();
+  load_parameters(ctx, *checkpoint, model.table, memory);
+  const double took = now_seconds() - began;
+  const uint64_t bytes = plan_checkpoint(model.table, model.dtype, memory.m.dtype, 0).bytes();
+  print_notes({cat("going on from ", checkpoint->directory(), ": ", mebibytes(bytes), " read and checked in ",
+                   std::round(took * 100) / 100, " s")});
+  if (training.weights_hash() != setup.state.weights_hash)
+    fail(ExitCode::checkpoint, checkpoint->directory(), ": the weights in memory are not those of step ",
+         setup.state.step, " (their hash differs)");
+}
+
+Monitor::Options monitor_options(const RunSetup& setup) {
+  Monitor::Options options;
+  options.metrics_path = join_path(setup.config.out, "metrics.jsonl");
+  options.format = parse_log_format(setup.config.log_format).value();
+  options.total_steps = setup.config.steps.value();
+  options.first_step = setup.state.step + 1;
+  options.skipped = setup.state.skipped;
+  options.nan = setup.state.nan;
+  if (const int64_t cut = cut_metrics(options.metrics_path, setup.state.step); cut > 0)
+    print_notes({cat("records of steps after ", setup.state.step, " are cut off metrics.jsonl: ", cut,
+                     "; those steps are run again")});
+  return options;
+}
+
+/// The state that a checkpoint of step `at` records.
+TrainingState state_at(const TrainingState& start, const StepRecord& at) {
+  TrainingState state = start;
+  state.step = at.step;
+  state.samples = at.samples;
+  state.tokens = at.tokens;
+  state.skipped = at.skipped;
+  state.nan = at.nan;
+  state.weights_hash = at.weights_hash;
+  return state;
+}
+
+void draw_loss(const RunSetup& setup, const std::string& metrics, const std::string& picture) {
+  LossCurveStyle style;
+  style.title = cat(setup.config.model, ", ", grouped(setup.config.total_tokens()), " tokens");
+  if (setup.byte_tokens) style.y_label = "loss (nats per byte)";
+  if (on_stories(setup.config)) {
+    style.reference = entropy_per_byte();
+    char label[64];
+    std::snprintf(label, sizeof(label), "entropy of the stories %.3f", entropy_per_byte());
+    style.reference_label = label;
+  }
+  write_loss_curve(picture, read_loss_history(metrics), style);
+}
+
+int train(const CommandLine& command, int argc, char** argv) {
+  const std::unique_ptr<Files> files = posix_files();
+  RunSetup setup = set_up_run(*files, command);
+  RunConfig& config = setup.config;
+  const TrainingState& state = setup.state;
+
+  const std::unique_ptr<Device> device =
+      Device::open(config.device == DeviceChoice::cuda ? Backend::cuda : Backend::cpu);
+  Context ctx = device->context();
+  const size_t held_before = device->memory_use().bytes;
+  Model model(setup.model, ctx.backend, config.dtype.value());
+  const OptimizerSettings optimizer = optimizer_settings(config);
+
+  // The plan, before anything large exists.
+  const bool with_eval = setup.data.validation.has_value();
+  Arena planned;
+  const ParameterMemory planned_parameters =
+      take_memory(planned, model, config, optimizer, with_eval).parameters;
+  const size_t save_bytes = CheckpointSaver::planned_buffer_bytes(
+      Saving::source(planned_parameters), ctx.backend == Backend::cpu ? planned.used() : 0);
+  std::FILE* tables =
+      config.log_format == "json" ? stderr : stdout;  // in JSON, standard output is for records alone
+  const MemoryPlan memory_plan =
+      check_memory(tables, setup, model, *device, held_before, planned, save_bytes);
   if (config.dry_run) return 0;
 
   std::vector<float> initial;  // read before anything is written: it may not fit
-  if (!source.empty()) read_initial_weights(*files, config, source, model.table, initial, state);
-  const uint64_t checkpoint_bytes =
-      plan_checkpoint(model.table, model.dtype, planned_memory.parameters.m.dtype, 0).bytes();
-  config.out = prepare_run_directory(*files, {.path = config.out,
-                                              .resume = command.run.resume != "never",
-                                              .needed_bytes = checkpoint_bytes + (uint64_t{1} << 20)});
+  if (!setup.source.empty()) initial = read_initial_weights(*files, setup, model.table);
+  config.out = prepare_run_directory(
+      *files,
+      {.path = config.out,
+       .resume = command.run.resume != "never",
+       .needed_bytes = plan_checkpoint(model.table, model.dtype, planned_parameters.m.dtype, 0).bytes() +
+                       (uint64_t{1} << 20)});
   const RunLock lock(config.out);
-  print_notes(claim_run(*files, config.out, from));
+  print_notes(claim_run(*files, config.out, setup.from));
   record_run(*files, config, *device, state.step, argc, argv);
   remove_unfinished_checkpoints(*files, config.out);
 
-  GemmRecord gemms(*files, *device, config.out, from.checkpoint ? from.checkpoint->directory() : "");
+  GemmRecord gemms(*files, *device, config.out,
+                   setup.from.checkpoint ? setup.from.checkpoint->directory() : "");
   const Memory memory = Memory::on(ctx.backend, planned.used());
   Arena arena(memory.data());
   RunMemory run_memory = take_memory(arena, model, config, optimizer, with_eval);
   const std::unique_ptr<Graphs> graphs = Graphs::on(ctx);
   ctx.graphs = graphs.get();
   upload_constants(ctx, model);
-  Training training(config, ctx, model, run_memory, optimizer, data, state);
-  if (from.checkpoint) {
-    training.prepare();
-    const auto began = std::chrono::steady_clock::now();
-    load_parameters(ctx, *from.checkpoint, model.table, run_memory.parameters);
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-    print_notes({cat("going on from ", from.checkpoint->directory(), ": ", mebibytes(checkpoint_bytes),
-                     " read and checked in ", std::round(took.count() * 100) / 100, " s")});
-    if (training.weights_hash() != state.weights_hash)
-      fail(ExitCode::checkpoint, from.checkpoint->directory(),
-           ": the weights in memory are not those of step ", state.step, " (their hash differs)");
-  } else if (!source.empty()) {
-    training.prepare();
-    set_parameters(ctx, run_memory.parameters, initial.data());
-    synchronize(ctx);
-    std::vector<float>().swap(initial);
-  } else {
-    training.initialize();
-  }
+  Training training(config, ctx, model, run_memory, optimizer, setup.data, state);
+  load_start(ctx, setup, model, training, run_memory.parameters, initial);
+  std::vector<float>().swap(initial);
   std::optional<Feed> eval_feed;
-  if (with_eval) eval_feed.emplace(ctx, *data.validation, config.micro_batch.value());
+  if (with_eval) eval_feed.emplace(ctx, *setup.data.validation, config.micro_batch.value());
 
-  const TokenFlops flops = training_flops(model_config, config.seq_len.value());
-  const std::optional<Peak> peak = peak_flops(info.name, model.dtype);
-  const int64_t steps = config.steps.value(), stop = std::min(steps, config.stop_after.value_or(steps));
-  Monitor::Options options;
-  options.metrics_path = join_path(config.out, "metrics.jsonl");
-  options.format = parse_log_format(config.log_format).value();
-  options.total_steps = steps;
-  options.first_step = state.step + 1;
-  options.skipped = state.skipped;
-  options.nan = state.nan;
-  if (const int64_t cut = cut_metrics(options.metrics_path, state.step); cut > 0)
-    print_notes({cat("records of steps after ", state.step, " are cut off metrics.jsonl: ", cut,
-                     "; those steps are run again")});
+  const Monitor::Options options = monitor_options(setup);
   Monitor monitor(options);
-  Saving saving(*files, ctx, model, config, run_memory.parameters, save_bytes, monitor);
-  saving.carry(tokenizers);
+  Saving saving(*files, ctx, model, config, run_memory.parameters, save_bytes, setup.tokenizers, monitor);
   DeviceWatch watch(*device, memory_plan.total);
+  const TokenFlops flops = training_flops(setup.model, config.seq_len.value());
+  const std::optional<Peak> peak = peak_flops(device->info().name, model.dtype);
 
   const auto report = [&](const PendingStep& pending) {
     StepRecord record = training.finish(pending);
@@ -700,30 +452,19 @@ int train(const CommandLine& command, int argc, char** argv) {
     Event began(ctx.backend), ended(ctx.backend);
     began.record(ctx);
     const EvalResult result = evaluate_dataset(ctx, model, *run_memory.eval, training.hooks(), *eval_feed,
-                                               *data.validation, batches);
+                                               *setup.data.validation, batches);
     ended.record(ctx);
     ended.wait();
-    EvalRecord record;
-    record.step = at.step;
-    record.samples = at.samples;
-    record.tokens = at.tokens;
-    record.val_loss = result.loss;
-    record.val_tokens = result.target_tokens;
-    record.eval_ms = ended.ms_since(began);
-    monitor.record(record);
+    monitor.record(EvalRecord{.step = at.step,
+                              .samples = at.samples,
+                              .tokens = at.tokens,
+                              .val_loss = result.loss,
+                              .val_tokens = result.target_tokens,
+                              .eval_ms = ended.ms_since(began)});
     return result;
   };
-  const auto save = [&](const StepRecord& at) {
-    TrainingState now = state;
-    now.step = at.step;
-    now.samples = at.samples;
-    now.tokens = at.tokens;
-    now.skipped = at.skipped;
-    now.nan = at.nan;
-    now.weights_hash = at.weights_hash;
-    saving.begin(now);
-  };
 
+  const int64_t steps = config.steps.value(), stop = std::min(steps, config.stop_after.value_or(steps));
   const auto due = [](int64_t every, int64_t step) { return every > 0 && step % every == 0; };
   std::deque<PendingStep> pending;
   for (int64_t step = state.step + 1; step <= stop; ++step) {
@@ -739,7 +480,7 @@ int train(const CommandLine& command, int argc, char** argv) {
       last = report(pending.front());
       pending.pop_front();
     }
-    if (due(*config.save_every, step) || step == stop) save(last);
+    if (due(*config.save_every, step) || step == stop) saving.begin(state_at(state, last));
     if (due(*config.eval_every, step) && step < steps) evaluate(last, config.eval_batches);
     if (due(*config.sample_every, step))
       monitor.note("sample: " + sample_text(device->context(), model, training.hooks(), run_memory.sampling,
@@ -767,18 +508,8 @@ int train(const CommandLine& command, int argc, char** argv) {
                  static_cast<long long>(steps), checkpoint_path(config.out, done).c_str());
     return static_cast<int>(ExitCode::stopped);
   }
-
-  LossCurveStyle style;
-  style.title = cat(config.model, ", ", grouped(config.total_tokens()), " tokens");
-  if (facts.byte_tokens) style.y_label = "loss (nats per byte)";
-  if (on_stories(config)) {
-    style.reference = entropy_per_byte();
-    char label[64];
-    std::snprintf(label, sizeof(label), "entropy of the stories %.3f", entropy_per_byte());
-    style.reference_label = label;
-  }
   const std::string picture = join_path(config.out, "loss.svg");
-  write_loss_curve(picture, read_loss_history(options.metrics_path), style);
+  draw_loss(setup, options.metrics_path, picture);
   std::fprintf(tables, "checkpoint %s\nloss curve %s\n", checkpoint_path(config.out, steps).c_str(),
                picture.c_str());
   return 0;

@@ -1,6 +1,7 @@
 // The JSON of gemm.json. Reading forgives everything: the file only saves measurements.
 #include "trainer/gemm_choices.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -53,6 +54,44 @@ void write_gemm_choices(Files& files, const std::string& path, const std::string
   for (const GemmChoice& choice : choices)
     of_key[choice.shape] = {{"algorithm", choice.algorithm}, {"us", choice.us}, {"tflops", choice.tflops}};
   write_file_durably(files, path, json.dump(1) + "\n");
+}
+
+GemmRecord::GemmRecord(Files& files, Device& device, std::string run, const std::string& checkpoint)
+    : files_(files), device_(device), run_(std::move(run)) {
+  if (device.gemm_key().empty()) return;
+  std::vector<GemmChoice> known;
+  if (!checkpoint.empty())
+    known = read_gemm_choices(files, join_path(checkpoint, "trainer/gemm.json"), device.gemm_key());
+  if (!gemm_cache_path().empty())
+    for (const GemmChoice& cached : read_gemm_choices(files, gemm_cache_path(), device.gemm_key()))
+      if (std::none_of(known.begin(), known.end(),
+                       [&](const GemmChoice& k) { return k.shape == cached.shape; }))
+        known.push_back(cached);
+  device.pin_gemm_choices(known);
+}
+
+void GemmRecord::save() {
+  const std::vector<GemmChoice> choices = device_.gemm_choices();
+  if (choices.size() == saved_) return;
+  saved_ = choices.size();
+  write_gemm_choices(files_, join_path(run_, "gemm.json"), device_.gemm_key(), choices);
+  try {
+    if (!gemm_cache_path().empty())
+      write_gemm_choices(files_, gemm_cache_path(), device_.gemm_key(), choices);
+  } catch (const FileError& error) {
+    std::fprintf(stderr, "train_gpt: warning: the cache of matrix-product algorithms was not written: %s\n",
+                 error.what());
+  }
+}
+
+void GemmRecord::print(std::FILE* out) const {
+  if (device_.gemm_key().empty()) {
+    std::fprintf(out, "matrix products: on a CPU there is one algorithm, nothing is chosen\n");
+    return;
+  }
+  std::fprintf(out, "matrix products, column-major m x n x k, as measured when chosen\n");
+  for (const GemmChoice& choice : device_.gemm_choices())
+    std::fprintf(out, "  %-64s %9.1f us %7.1f TFLOP/s\n", choice.shape.c_str(), choice.us, choice.tflops);
 }
 
 }  // namespace kinoe

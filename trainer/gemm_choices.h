@@ -4,6 +4,7 @@
 // A file is JSON: { "<GPU>, <library version>": { "<shape>": { "algorithm": hex, "us": n, "tflops": n } } }.
 #pragma once
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -21,5 +22,23 @@ std::vector<GemmChoice> read_gemm_choices(Files& files, const std::string& path,
 /// Stores choices under `key`, beside what the file has for other keys and shapes. Throws FileError.
 void write_gemm_choices(Files& files, const std::string& path, const std::string& key,
                         const std::vector<GemmChoice>& choices);
+
+/// The algorithms of one run: taken from what the run goes on from and from the user's cache, kept in the run directory and in
+/// the cache. On the CPU there are none and nothing happens.
+class GemmRecord {
+ public:
+  /// `checkpoint`: what a run goes on from, whose choices count more than the cache's; "" for a new run.
+  GemmRecord(Files& files, Device& device, std::string run, const std::string& checkpoint);
+
+  /// Writes what is new. A cache that cannot be written costs the next start some seconds, no more.
+  void save();
+  void print(std::FILE* out) const;
+
+ private:
+  Files& files_;
+  Device& device_;
+  std::string run_;
+  size_t saved_ = 0;
+};
 
 }  // namespace kinoe
