@@ -53,6 +53,8 @@ namespace {
 
 // ---- Training --------------------------------------------------------------------------------------------------------
 
+constexpr uint64_t kSmallFileBytes = uint64_t{1} << 20;  // of a checkpoint besides its tensors
+
 /// All device memory of a run, from one arena.
 struct RunMemory {
   ParameterMemory parameters;
@@ -292,9 +294,9 @@ MemoryPlan check_memory(std::FILE* out, const RunSetup& setup, Model& model, con
   };
   print_run(out, setup.config, setup.model, info, *setup.data.training,
             with_eval ? &*setup.data.validation : nullptr);
-  MemoryPlan plan = plan_memory(
-      planned, device, held_before,
-      {{"data buffers (host)", feed_bytes(setup.config)}, {"checkpoint buffers (host)", save_bytes}});
+  std::vector<std::pair<std::string, size_t>> host = {{"data buffers (host)", feed_bytes(setup.config)}};
+  if (save_bytes > 0) host.emplace_back("checkpoint buffers (host)", save_bytes);
+  MemoryPlan plan = plan_memory(planned, device, held_before, host);
   print_memory(out, plan);
   for (const std::string& warning : setup.warnings) print_notes({"warning: " + warning});
   print_notes(setup.notes);
@@ -389,8 +391,11 @@ int train(const CommandLine& command, int argc, char** argv) {
   Arena planned;
   const ParameterMemory planned_parameters =
       take_memory(planned, model, config, optimizer, with_eval).parameters;
-  const size_t save_bytes = CheckpointSaver::planned_buffer_bytes(
-      Saving::source(planned_parameters), ctx.backend == Backend::cpu ? planned.used() : 0);
+  const bool saves = !config.no_checkpoints;
+  const size_t save_bytes =
+      saves ? CheckpointSaver::planned_buffer_bytes(Saving::source(planned_parameters),
+                                                    ctx.backend == Backend::cpu ? planned.used() : 0)
+            : 0;
   std::FILE* tables =
       config.log_format == "json" ? stderr : stdout;  // in JSON, standard output is for records alone
   const MemoryPlan memory_plan =
@@ -400,11 +405,12 @@ int train(const CommandLine& command, int argc, char** argv) {
   std::vector<float> initial;  // read before anything is written: it may not fit
   if (!setup.source.empty()) initial = read_initial_weights(*files, setup, model.table);
   config.out = prepare_run_directory(
-      *files,
-      {.path = config.out,
-       .resume = command.run.resume != "never",
-       .needed_bytes = plan_checkpoint(model.table, model.dtype, planned_parameters.m.dtype, 0).bytes() +
-                       (uint64_t{1} << 20)});
+      *files, {.path = config.out,
+               .resume = command.run.resume != "never",
+               .needed_bytes =
+                   saves ? plan_checkpoint(model.table, model.dtype, planned_parameters.m.dtype, 0).bytes() +
+                               kSmallFileBytes
+                         : 0});
   const RunLock lock(config.out);
   print_notes(claim_run(*files, config.out, setup.from));
   record_run(*files, config, *device, state.step, argc, argv);
@@ -480,7 +486,7 @@ int train(const CommandLine& command, int argc, char** argv) {
       last = report(pending.front());
       pending.pop_front();
     }
-    if (due(*config.save_every, step) || step == stop) saving.begin(state_at(state, last));
+    if (saves && (due(*config.save_every, step) || step == stop)) saving.begin(state_at(state, last));
     if (due(*config.eval_every, step) && step < steps) evaluate(last, config.eval_batches);
     if (due(*config.sample_every, step))
       monitor.note("sample: " + sample_text(device->context(), model, training.hooks(), run_memory.sampling,
@@ -502,16 +508,18 @@ int train(const CommandLine& command, int argc, char** argv) {
   saving.finish();
   for (const std::string& finding : watch.findings()) monitor.note(finding);
   monitor.finish();
+  const auto checkpoint_at = [&](int64_t step) {
+    return saves ? "checkpoint " + checkpoint_path(config.out, step) : std::string("no checkpoint, as asked");
+  };
   if (stop < steps) {
     const int64_t done = std::max(stop, state.step);  // asked for what had been done: nothing to do
-    std::fprintf(tables, "stopped after step %lld of %lld; checkpoint %s\n", static_cast<long long>(done),
-                 static_cast<long long>(steps), checkpoint_path(config.out, done).c_str());
+    std::fprintf(tables, "stopped after step %lld of %lld; %s\n", static_cast<long long>(done),
+                 static_cast<long long>(steps), checkpoint_at(done).c_str());
     return static_cast<int>(ExitCode::stopped);
   }
   const std::string picture = join_path(config.out, "loss.svg");
   draw_loss(setup, options.metrics_path, picture);
-  std::fprintf(tables, "checkpoint %s\nloss curve %s\n", checkpoint_path(config.out, steps).c_str(),
-               picture.c_str());
+  std::fprintf(tables, "%s\nloss curve %s\n", checkpoint_at(steps).c_str(), picture.c_str());
   return 0;
 }
 

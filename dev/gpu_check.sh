@@ -41,10 +41,10 @@ data() { local vocab=$1 file=$work/tokens-$1.bin; [ -e "$file" ] || shard "$voca
 hashes() { grep -o '"weights_hash":"[0-9a-f]*"' "$1/metrics.jsonl" | md5sum | cut -c1-12; }
 quiet="--device cuda --eval-every 0 --sample-every 0"
 
-train() {  # NAME OPTIONS...: with SAVES, a checkpoint every so many steps; a run in $work/NAME, its console in FOLDER/NAME.log, its metrics in FOLDER/NAME.jsonl
+train() {  # NAME OPTIONS...: options of saving in SAVES; a run in $work/NAME, its console in FOLDER/NAME.log, its metrics in FOLDER/NAME.jsonl
   local name=$1; shift
   rm -rf "${work:?}/$name"
-  "$binary" $quiet --save-every "${SAVES:-0}" --out "$work/$name" "$@" >"$folder/$name.log" 2>&1
+  "$binary" $quiet ${SAVES:---no-checkpoints} --out "$work/$name" "$@" >"$folder/$name.log" 2>&1
   local code=$?
   [ -e "$work/$name/metrics.jsonl" ] && cp "$work/$name/metrics.jsonl" "$folder/$name.jsonl"
   [ $code -eq 0 ] || tail -3 "$folder/$name.log"
@@ -149,7 +149,7 @@ stage_start() {
   for kind in cold:20 warm:5; do
     bar=${kind#*:} kind=${kind%:*} run=$work/start-${kind%:*}
     begin=$(date +%s.%N)
-    XDG_CACHE_HOME=$work/cache "$binary" $quiet --save-every 0 --out "$run" $m124 --data "$tokens" --steps 1 >"$folder/start-$kind.log" 2>&1 &
+    XDG_CACHE_HOME=$work/cache "$binary" $quiet --no-checkpoints --out "$run" $m124 --data "$tokens" --steps 1 >"$folder/start-$kind.log" 2>&1 &
     until grep -qs '"loss"' "$run/metrics.jsonl" || ! kill -0 $! 2>/dev/null; do sleep 0.02; done
     end=$(date +%s.%N)
     wait $! || { tail -3 "$folder/start-$kind.log"; must 1 "start $kind"; continue; }
@@ -184,7 +184,7 @@ stage_resume() {
   local tokens code
   tokens=$(data 50257)
   train straight $m124 --data "$tokens" --steps 40 || { must 1 "40 steps = 20 + 20, 124M, mb 64"; return; }
-  train parts $m124 --data "$tokens" --steps 40 --stop-after 20
+  SAVES="--save-every 0" train parts $m124 --data "$tokens" --steps 40 --stop-after 20
   [ $? -eq 75 ] && "$binary" --out "$work/parts" --resume must >"$folder/parts-2.log" 2>&1
   code=$?
   cp "$work/parts/metrics.jsonl" "$folder/parts.jsonl" 2>/dev/null
@@ -194,7 +194,7 @@ stage_resume() {
 
   dd if=/dev/zero of="$work/dd" bs=8M count=1024 conv=fsync 2>"$folder/dd.log"
   rm -f "$work/dd"
-  SAVES=20 train large --model gpt2-1558m --seq-len 1024 --global-batch 16 --micro-batch 16 --data "$tokens" --steps 100 --stop-after 40
+  SAVES="--save-every 20" train large --model gpt2-1558m --seq-len 1024 --global-batch 16 --micro-batch 16 --data "$tokens" --steps 100 --stop-after 40
   [ $? -eq 75 ]
   must $? "1558M saves" "$(python3 - "$folder/large.jsonl" "$folder/dd.log" <<'PY'
 import json, re, sys

@@ -364,5 +364,14 @@ TEST_F(Faults, ADryRunWritesNothing) {
   expect_nothing_written();
 }
 
+TEST_F(Faults, WithoutCheckpointsNoneIsWritten) {
+  write_shard("a.bin", tokens(500), kMagic16, 1);
+  const Outcome got = run(tiny({"--data", "a.bin", "--save-every", "1", "--no-checkpoints"}));
+  EXPECT_EQ(got.code, 0) << got.output;
+  EXPECT_FALSE(std::filesystem::exists(path("run/checkpoints")));
+  EXPECT_TRUE(std::filesystem::exists(path("run/metrics.jsonl")));
+  EXPECT_NE(got.output.find("no checkpoint, as asked"), std::string::npos) << got.output;
+}
+
 }  // namespace
 }  // namespace kinoe

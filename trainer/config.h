@@ -32,6 +32,7 @@ struct RunConfig {
   // Run directory
   std::string out;                    // empty: a new runs/<time>, chosen by the caller
   std::optional<int64_t> save_every;  // steps; 0: only at the end
+  bool no_checkpoints = false;        // none at all, for measuring
   int64_t keep = 0;                   // newest checkpoints that stay; 0: all
   int64_t keep_every = 0;             // and those whose step is a multiple of this; 0: none
   // Going on

@@ -221,6 +221,8 @@ std::vector<Option<RunConfig>> run_options() {
            "run directory; must be new or empty unless --resume is given (default: a new runs/<time>)"),
       count("save-every", dir, &C::save_every, 0,
             "steps between checkpoints; 0: only at the end (default: a tenth of the run)"),
+      flag("no-checkpoints", dir, &C::no_checkpoints,
+           "write none, not even at the end: for measuring, and where the disk cannot hold one"),
       count("keep", dir, &C::keep, 0, "keep the N newest checkpoints only; 0: all"),
       count("keep-every", dir, &C::keep_every, 0,
             "with --keep: keep those of every N-th step as well; 0: none"),
