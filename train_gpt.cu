@@ -294,8 +294,8 @@ MemoryPlan check_memory(std::FILE* out, const RunSetup& setup, Model& model, con
   };
   print_run(out, setup.config, setup.model, info, *setup.data.training,
             with_eval ? &*setup.data.validation : nullptr);
-  std::vector<std::pair<std::string, size_t>> host = {{"data buffers (host)", feed_bytes(setup.config)}};
-  if (save_bytes > 0) host.emplace_back("checkpoint buffers (host)", save_bytes);
+  std::vector<Arena::Group> host = {{"data buffers (host)", feed_bytes(setup.config)}};
+  if (save_bytes > 0) host.push_back({"checkpoint buffers (host)", save_bytes});
   MemoryPlan plan = plan_memory(planned, device, held_before, host);
   print_memory(out, plan);
   for (const std::string& warning : setup.warnings) print_notes({"warning: " + warning});
