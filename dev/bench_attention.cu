@@ -136,12 +136,12 @@ void run() {
   bench.run<64>(
       64, 1024, 12, 12,
       forward_candidates<ForwardChoice<64>, ForwardConfig<64, 2, 4, 64, 64, false, 2>,
-                         ForwardConfig<64, 2, 4, 64, 64, true, 2>, ForwardConfig<64, 1, 4, 64, 64, true, 3>,
+                         ForwardConfig<64, 2, 4, 64, 32, true, 2>, ForwardConfig<64, 1, 4, 64, 64, true, 3>,
                          ForwardConfig<64, 1, 8, 64, 64, true, 2>>(),
       query_candidates<QueryChoice<64>, QueryConfig<64, 2, 4, 64, 16, 1, true, 2>,
                        QueryConfig<64, 2, 4, 64, 32, 1, true, 2>, QueryConfig<64, 2, 4, 64, 32, 2, false, 2>,
                        QueryConfig<64, 1, 4, 64, 32, 2, true, 3>>(),
-      key_candidates<KeyChoice<64>, KeyConfig<64, 2, 4, 64, 16, 1, true, true, 2>,
+      key_candidates<KeyChoice<64>, KeyConfig<64, 2, 4, 64, 32, 1, false, false, 2>,
                      KeyConfig<64, 1, 4, 64, 64, 1, true, true, 2>,
                      KeyConfig<64, 1, 4, 64, 32, 2, true, true, 3>>());
   bench.run<128>(
@@ -151,7 +151,8 @@ void run() {
                          ForwardConfig<128, 1, 4, 32, 32, true, 3>,
                          ForwardConfig<128, 1, 8, 64, 64, true, 1>>(),
       query_candidates<QueryChoice<128>, QueryConfig<128, 1, 4, 64, 32, 2, true, 2>,
-                       QueryConfig<128, 1, 4, 64, 16, 4, true, 2>, QueryConfig<128, 1, 4, 64, 64, 1, true, 2>,
+                       QueryConfig<128, 1, 4, 64, 16, 4, true, 2>,
+                       QueryConfig<128, 2, 4, 32, 32, 1, false, 2>,
                        QueryConfig<128, 1, 8, 32, 32, 1, true, 1>>(),
       key_candidates<KeyChoice<128>, KeyConfig<128, 1, 4, 64, 32, 1, true, false, 2>,
                      KeyConfig<128, 1, 4, 64, 64, 1, true, false, 2>,

@@ -560,10 +560,8 @@ void run_attention_dk_dv(const Context& ctx, const AttentionBackward& args) {
   launch_attention(ctx, attention_dk_dv_kernel<Config>, Config::kThreads, Config::kSharedBytes, params);
 }
 
-/// The shapes for each head size, of those that fit into 255 registers without a spill on sm_80 and sm_90a: for 64 and 128
-/// the fastest of dev/bench_attention.cu on an H200 (dQ of 128, two row tiles per warp although Q and dO then stay in shared
-/// memory: 7 % less time than one with both in registers; dK and dV of 64, longer steps likewise: 2 % less), for 80
-/// and 96, which have not been timed, what reads the least shared memory per product.
+/// The shapes for each head size: what reads the least shared memory per product among those that fit into 255 registers
+/// without a spill on sm_80 and sm_90a.
 template <int kHeadDim>
 struct QueryChoice;
 //                                           head  kM warps  N step unroll Q, dO in regs blocks/SM
@@ -574,13 +572,13 @@ struct QueryChoice<80> : QueryConfig<80, 1, 4, 64, 64, 1, true, 2> {};
 template <>
 struct QueryChoice<96> : QueryConfig<96, 1, 4, 64, 64, 1, true, 2> {};
 template <>
-struct QueryChoice<128> : QueryConfig<128, 2, 4, 32, 32, 1, false, 2> {};
+struct QueryChoice<128> : QueryConfig<128, 1, 4, 64, 64, 1, true, 2> {};
 
 template <int kHeadDim>
 struct KeyChoice;
 //                                       head  kM warps  M step unroll K, V in regs blocks/SM
 template <>
-struct KeyChoice<64> : KeyConfig<64, 2, 4, 64, 32, 1, false, false, 2> {};
+struct KeyChoice<64> : KeyConfig<64, 2, 4, 64, 16, 1, true, true, 2> {};
 template <>
 struct KeyChoice<80> : KeyConfig<80, 1, 4, 64, 64, 1, true, true, 2> {};
 template <>

@@ -306,13 +306,12 @@ void run_attention_forward(const Context& ctx, const AttentionForward& args) {
 }
 
 /// The shape for each head size: two row tiles per warp, so that each K and V fragment read serves two products, and all
-/// that then fits into 255 registers without a spill on sm_80 and sm_90a. Head size 64 in half tiles, since that took 1.8 %
-/// less time on an H200 (dev/bench_attention.cu, B = 64, T = 1024).
+/// that then fits into 255 registers without a spill on sm_80 and sm_90a.
 template <int kHeadDim>
 struct ForwardChoice;
 //                                               head  kM warps  N step Q regs blocks/SM
 template <>
-struct ForwardChoice<64> : ForwardConfig<64, 2, 4, 64, 32, true, 2> {};
+struct ForwardChoice<64> : ForwardConfig<64, 2, 4, 64, 64, true, 2> {};
 template <>
 struct ForwardChoice<80> : ForwardConfig<80, 2, 4, 64, 64, false, 2> {};
 template <>

@@ -91,7 +91,7 @@ struct Activations {
   Tensor d_normed;     // [N, C]
   Tensor d_attention;  // [B, T, H D]
   Tensor d_qkv;        // [B, T, (H + 2 Hkv) D]
-  Tensor d_activated;  // [N, F], SwiGLU only
+  Tensor d_activated;  // [N, F]
   Tensor d_fc;         // [N, F] or [N, 2 F]
 
   Tensor scratch;  // the largest any operation needs
