@@ -59,7 +59,7 @@ void widen(const unsigned char* data, int64_t count, int32_t* out) {
     if constexpr (sizeof(Word) > 4)
       out[i] = value >= 0 && value <= INT32_MAX ? static_cast<int32_t>(value) : -1;
     else
-      out[i] = static_cast<int32_t>(value);
+      out[i] = static_cast<int32_t>(value);  // NOLINT(bugprone-signed-char-misuse): int8 ids keep their sign
   }
 }
 

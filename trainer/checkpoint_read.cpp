@@ -48,7 +48,7 @@ std::vector<std::string> files_below(Files& files, const std::string& directory)
       found.push_back(name);
     else
       for (const std::string& inner : files.list(join_path(directory, name)))
-        found.push_back(name + "/" + inner);
+        found.push_back(join_path(name, inner));
   }
   return found;
 }

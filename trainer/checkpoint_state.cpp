@@ -224,7 +224,9 @@ CheckpointManifest checkpoint_manifest_from_json(std::string_view text, const st
   }
   const Json& tensors = reader.at("tensors");
   if (!tensors.is_object()) fail(ExitCode::checkpoint, source, ": tensors must be an object");
-  for (const auto& [section_name, members] : tensors.items()) {
+  for (const auto& entry : tensors.items()) {
+    const std::string& section_name = entry.key();
+    const Json& members = entry.value();
     const auto section = std::find_if(kSections.begin(), kSections.end(),
                                       [&](Section s) { return section_name == name_of(s); });
     if (section == kSections.end() || !members.is_object())

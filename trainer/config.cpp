@@ -298,7 +298,7 @@ RunConfig without_start_options(RunConfig config) {
 RunConfig resumed_config(const std::vector<std::pair<std::string, std::string>>& recorded,
                          const std::string& source, const std::vector<GivenOption>& given) {
   std::string text;
-  for (const auto& [name, value] : recorded) text += name + " = " + value + "\n";
+  for (const auto& [name, value] : recorded) text += cat(name, " = ", value, "\n");
   RunConfig config;
   try {
     config = run_config_from_toml(text, source);
