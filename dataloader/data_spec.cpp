@@ -1,3 +1,4 @@
+// Arguments, globs and the checks of the list, before any file is opened.
 #include "dataloader/data_spec.h"
 
 #include <glob.h>

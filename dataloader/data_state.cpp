@@ -1,3 +1,4 @@
+// The record of the data as JSON, and two records compared: contents and order count, names do not.
 #include "dataloader/data_state.h"
 
 #include <cmath>

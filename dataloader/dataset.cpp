@@ -1,3 +1,4 @@
+// From a sample's index to its tokens: mixture, epoch, permutation, shard, window.
 #include "dataloader/dataset.h"
 
 #include <algorithm>

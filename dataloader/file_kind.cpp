@@ -1,3 +1,4 @@
+// The first bytes of a file against the formats that are read, and those that are often mistaken for them.
 #include "dataloader/file_kind.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The blocks of a file that its fingerprint covers: terabytes cannot be read at every start.
 #include "dataloader/fingerprint.h"
 
 #include <xxhash.h>

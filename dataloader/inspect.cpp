@@ -1,3 +1,4 @@
+// What `inspect` prints of a data file, read as training would read it.
 #include "dataloader/inspect.h"
 
 #include <algorithm>

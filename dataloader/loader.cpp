@@ -1,3 +1,4 @@
+// A ring of host buffers and the thread that fills it.
 #include "dataloader/loader.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// manifest.json, read strictly: what scripts/prepare_data.py wrote, or an error.
 #include "dataloader/manifest.h"
 
 #include <sys/stat.h>

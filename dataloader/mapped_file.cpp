@@ -1,3 +1,4 @@
+// Mapping a file read-only, and saying which one it was when its pages vanish.
 #include "dataloader/mapped_file.h"
 
 #include <fcntl.h>

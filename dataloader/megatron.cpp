@@ -1,3 +1,4 @@
+// The index of a Megatron data set, checked as a whole before one number of it is used.
 #include "dataloader/megatron.h"
 
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// The Feistel network and the tree that deals samples to sources.
 #include "dataloader/sampler.h"
 
 #include <algorithm>

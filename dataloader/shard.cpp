@@ -1,3 +1,4 @@
+// Tokens of every width as int32, and the scans that look for ids that cannot be.
 #include "dataloader/shard.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Stories from random numbers, and back: a text parsed by the same grammar.
 #include "dataloader/stories.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Bytes as tokens.
 #include "dataloader/tokenizer.h"
 
 #include "dataloader/utf8.h"

@@ -1,3 +1,4 @@
+// config.json in and out: families, presets, refusals.
 #include "trainer/model_config.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// forward.cpp mirrored, last line first.
 #include "trainer/backward.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Names and steps of checkpoints on the disk.
 #include "trainer/checkpoint.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The sections of a checkpoint laid out as safetensors files.
 #include "trainer/checkpoint_plan.h"
 
 #include <xxhash.h>

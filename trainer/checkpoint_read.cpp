@@ -1,3 +1,4 @@
+// Checksums, shapes and numbers checked on the way from the files into memory.
 #include "trainer/checkpoint_read.h"
 
 #include <algorithm>

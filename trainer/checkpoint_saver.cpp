@@ -1,3 +1,4 @@
+// The training side queues copies, the thread writes what has arrived.
 #include "trainer/checkpoint_saver.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// state.json and manifest.json, written plainly and read strictly.
 #include "trainer/checkpoint_state.h"
 
 #include <cmath>

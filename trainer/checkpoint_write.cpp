@@ -1,3 +1,4 @@
+// Bytes to their places, and the order of fsyncs and renames that makes them a checkpoint.
 #include "trainer/checkpoint_write.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Uploads that the host does not wait for.
 #include "trainer/feed.h"
 
 #include <algorithm>

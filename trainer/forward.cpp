@@ -1,3 +1,4 @@
+// A decoder layer by layer; backward.cpp mirrors it.
 #include "trainer/forward.h"
 
 #include <algorithm>

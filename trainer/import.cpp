@@ -1,3 +1,4 @@
+// Names, types and layouts of others on their way into the flat range.
 #include "trainer/import.h"
 
 #include <algorithm>

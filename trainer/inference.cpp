@@ -1,3 +1,4 @@
+// The commands `sample` and `eval`, and what they share with training.
 #include "trainer/inference.h"
 
 #include <algorithm>

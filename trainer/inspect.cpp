@@ -1,3 +1,4 @@
+// What `inspect` prints of a model directory.
 #include "trainer/inspect.h"
 
 #include <algorithm>

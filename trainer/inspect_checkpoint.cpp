@@ -1,3 +1,4 @@
+// What `inspect` prints of a checkpoint, and where two checkpoints or two runs begin to differ.
 #include "trainer/inspect_checkpoint.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Which tensors exist, once or per layer, for each mode of recomputation.
 #include "trainer/model.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Presets, checks and derived numbers of a model's shape.
 #include "trainer/model_config.h"
 
 #include <algorithm>

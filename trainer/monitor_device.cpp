@@ -1,3 +1,4 @@
+// Memory and health of the device, looked at now and then.
 #include "trainer/monitor_device.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The flat ranges of a run, their first values, and the queue of one update.
 #include "trainer/optimizer.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Every family's tensors laid out, one behind the other.
 #include "trainer/parameters.h"
 
 #include <algorithm>

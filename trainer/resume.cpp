@@ -1,3 +1,4 @@
+// Which checkpoint, which settings may differ, and its numbers into memory.
 #include "trainer/resume.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// From a command to a run: options, model and data opened and checked against each other.
 #include "trainer/run_setup.h"
 
 #include <algorithm>

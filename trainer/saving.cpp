@@ -1,3 +1,4 @@
+// When a save fails and what is said about it.
 #include "trainer/saving.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The tables of a run as text.
 #include "trainer/tables.h"
 
 #include <algorithm>

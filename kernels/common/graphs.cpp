@@ -1,3 +1,4 @@
+// Done the first time, recorded the second, replayed from then on.
 #include "kernels/common/graphs.h"
 
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// One function per reader: bytes in, an Error of the right class or nothing out.
 #include "test/fuzz/readers.h"
 
 #include <fcntl.h>
