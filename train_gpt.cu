@@ -486,12 +486,13 @@ int train(const CommandLine& command, int argc, char** argv) {
       last = report(pending.front());
       pending.pop_front();
     }
-    if (saves && (due(*config.save_every, step) || step == stop)) saving.begin(state_at(state, last));
     if (due(*config.eval_every, step) && step < steps) evaluate(last, config.eval_batches);
     if (due(*config.sample_every, step))
       monitor.note("sample: " + sample_text(device->context(), model, training.hooks(), run_memory.sampling,
                                             config.seq_len.value(), static_cast<uint64_t>(step),
                                             on_stories(config)));
+    // After the step's evaluation, whose record then is on the disk as well; before the last one, which may take long.
+    if (saves && (due(*config.save_every, step) || step == stop)) saving.begin(state_at(state, last));
     if (step == steps && with_eval) {
       const EvalResult result = evaluate(last, on_stories(config) ? 0 : config.eval_batches);
       monitor.finish();
