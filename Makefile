@@ -113,7 +113,7 @@ BENCH_OBJECTS := $(BENCH_SOURCES:%.cpp=$B/%.o)
 
 OPTIMIZE := -O3
 ifdef SAN
-OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+OPTIMIZE := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 # Resolvers of cloned functions run before the sanitizer does.
 DEFINES := -DKINOE_NO_SIMD
 endif
@@ -128,7 +128,7 @@ COMPILE := $(FUZZ_CXX) -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=fuzz
   -I. -DKINOE_NO_SIMD -DKINOE_WITH_CUDA=0 -w $(CPPFLAGS)
 endif
 # The tests' own code is run once: optimizing it less saves more time than it costs.
-COMPILE_TEST := $(COMPILE:-O3=-O1)
+COMPILE_TEST := $(if $(SAN),$(COMPILE:-O1=-O0),$(COMPILE:-O3=-O1))
 comma := ,
 COMPILE_CUDA := $(NVCC) -ccbin $(CXX) -std=c++20 -O3 $(NVCC_ARCH) --threads 3 --expt-relaxed-constexpr -lineinfo \
   -Xptxas=--warn-on-spills $(if $(WERROR),-Werror all-warnings) -I. -DKINOE_WITH_CUDA=1 \
@@ -146,8 +146,9 @@ binary: $B/train_gpt
 
 tests: $B/kinoe_tests
 
-# Every CUDA file, and all programs with them: what `.ci/run` builds where no GPU is.
-cuda: $(CUDA_OBJECTS) $(if $(USE_CUDA),binary tests $(addprefix $B/,bench_kernels dump_operations bench_epilogues bench_attention))
+# Every CUDA file, the programs with them and the GPU's tests (not linked with all others: only a GPU can run them): what
+# `.ci/run` builds where no GPU is.
+cuda: $(CUDA_OBJECTS) $(if $(USE_CUDA),binary $(filter %_gpu_test.o,$(TEST_OBJECTS)) $(addprefix $B/,bench_kernels dump_operations bench_epilogues bench_attention))
 
 run-demo: binary
 	@scripts/demo.sh
