@@ -1,80 +1,17 @@
 // The record of the data as JSON, and two records compared: contents and order count, names do not.
 #include "dataloader/data_state.h"
 
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "kernels/common/check.h"
+#include "kernels/common/json_reader.h"
 
 namespace kinoe {
 namespace {
 
 using Json = nlohmann::json;
 
-/// Reads the keys of one object; whatever is missing, superfluous or of another type is named with its path.
-class Reader {
- public:
-  Reader(const Json& object, std::string where) : object_(object), where_(std::move(where)) {
-    if (!object.is_object()) refuse(where_, "an object", object);
-  }
-
-  const Json& at(const std::string& key) {
-    taken_.insert(key);
-    const auto it = object_.find(key);
-    if (it == object_.end())
-      fail(ExitCode::checkpoint, where_, ": the key '", key, "' is missing; the file is damaged");
-    return *it;
-  }
-  std::string text(const std::string& key) {
-    const Json& value = at(key);
-    if (!value.is_string()) refuse(path(key), "a string", value);
-    return value.get<std::string>();
-  }
-  bool boolean(const std::string& key) {
-    const Json& value = at(key);
-    if (!value.is_boolean()) refuse(path(key), "true or false", value);
-    return value.get<bool>();
-  }
-  uint64_t natural(const std::string& key) {
-    const Json& value = at(key);
-    if (!value.is_number_unsigned()) refuse(path(key), "an integer of 0 or more", value);
-    return value.get<uint64_t>();
-  }
-  int64_t count(const std::string& key) {
-    const uint64_t value = natural(key);
-    if (value > static_cast<uint64_t>(INT64_MAX)) refuse(path(key), "an integer below 2^63", object_.at(key));
-    return static_cast<int64_t>(value);
-  }
-  double weight(const std::string& key) {
-    const Json& value = at(key);
-    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() <= 0)
-      refuse(path(key), "a number above 0", value);
-    return value.get<double>();
-  }
-  const Json& list(const std::string& key) {
-    const Json& value = at(key);
-    if (!value.is_array() || value.empty()) refuse(path(key), "a list that is not empty", value);
-    return value;
-  }
-  void finish() const {
-    for (const auto& [key, value] : object_.items())
-      if (!taken_.contains(key))
-        fail(ExitCode::checkpoint, where_, ": the key '", key,
-             "' is not known; the file is damaged or of a newer version");
-  }
-  [[nodiscard]] std::string path(const std::string& key) const { return where_ + ": " + key; }
-
- private:
-  [[noreturn]] static void refuse(const std::string& what, const std::string& expected, const Json& found) {
-    fail(ExitCode::checkpoint, what, ": expected ", expected, ", found ", found.dump().substr(0, 60),
-         "; the file is damaged");
-  }
-
-  const Json& object_;
-  std::string where_;
-  std::set<std::string> taken_;
-};
+using Reader = JsonReader<Json>;
 
 FileState file_from(const Json& json, const std::string& where) {
   Reader in(json, where);

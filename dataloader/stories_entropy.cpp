@@ -51,11 +51,11 @@ void Grammar::add_frame(const Frame& frame, double rate, Moments& sum) const {
   sum.variance += frame.probability * (variance + excess * excess);  // moments() takes off the squared mean
 }
 
-// `todo` holds what is still to come of the story, the next item last.
-void Grammar::add_frames(std::vector<Item> todo, Frame frame, double rate, Moments& sum) const {
-  while (!todo.empty()) {
-    const Item item = todo.back();
-    todo.pop_back();
+// `ahead` holds what is still to come of the story, the next item last.
+void Grammar::add_frames(std::vector<Item> ahead, Frame frame, double rate, Moments& sum) const {
+  while (!ahead.empty()) {
+    const Item item = ahead.back();
+    ahead.pop_back();
     if (item.kind == ItemKind::literal) {
       frame.literal_bytes += static_cast<double>(item.text.size());
     } else if (item.kind == ItemKind::repeat) {
@@ -69,7 +69,7 @@ void Grammar::add_frames(std::vector<Item> todo, Frame frame, double rate, Momen
     } else {
       const Rule& rule = at(rules_, item.rule);
       for (const Alternative& alternative : rule.alternatives) {
-        std::vector<Item> rest = todo;
+        std::vector<Item> rest = ahead;
         rest.insert(rest.end(), alternative.items.rbegin(), alternative.items.rend());
         Frame branch = frame;
         branch.probability *= static_cast<double>(alternative.weight) / rule.total_weight;

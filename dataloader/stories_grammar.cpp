@@ -102,11 +102,11 @@ std::string_view Grammar::repeat_text(const Item& item, int alternative) const {
 std::string Grammar::render(std::span<const Choice> choices) const {
   std::string text;
   std::vector<int> latest(rules_.size(), -1);
-  std::vector<Item> todo{{ItemKind::choice, {}, 0}};
+  std::vector<Item> ahead{{ItemKind::choice, {}, 0}};
   size_t next = 0;
-  while (!todo.empty()) {
-    const Item item = todo.back();
-    todo.pop_back();
+  while (!ahead.empty()) {
+    const Item item = ahead.back();
+    ahead.pop_back();
     switch (item.kind) {
       case ItemKind::literal: text += item.text; break;
       case ItemKind::repeat: text += repeat_text(item, at(latest, item.rule)); break;
@@ -114,7 +114,7 @@ std::string Grammar::render(std::span<const Choice> choices) const {
         CHECK(next < choices.size() && choices[next].rule == item.rule, "not a derivation of this grammar");
         const int alternative = latest[static_cast<size_t>(item.rule)] = choices[next++].alternative;
         const std::vector<Item>& items = at(at(rules_, item.rule).alternatives, alternative).items;
-        todo.insert(todo.end(), items.rbegin(), items.rend());
+        ahead.insert(ahead.end(), items.rbegin(), items.rend());
         break;
       }
     }

@@ -103,7 +103,7 @@ class Grammar {
   bool parse_rule(int rule, Cursor& cursor) const;
   void first_words(int rule, std::vector<std::string_view>& out) const;
   void first_words(const Alternative& alternative, std::vector<std::string_view>& out) const;
-  void add_frames(std::vector<Item> todo, Frame frame, double rate, Moments& sum) const;
+  void add_frames(std::vector<Item> ahead, Frame frame, double rate, Moments& sum) const;
   void add_frame(const Frame& frame, double rate, Moments& sum) const;
 
   std::vector<Rule> rules_;
@@ -112,14 +112,14 @@ class Grammar {
 template <class Pick>
 std::vector<Grammar::Choice> Grammar::derive(Pick pick) const {
   std::vector<Choice> choices;
-  std::vector<int> todo{0};  // rules to choose from, the next one last
-  while (!todo.empty()) {
-    const int rule = todo.back();
-    todo.pop_back();
+  std::vector<int> ahead{0};  // rules to choose from, the next one last
+  while (!ahead.empty()) {
+    const int rule = ahead.back();
+    ahead.pop_back();
     choices.push_back({rule, pick(rule)});
     const std::vector<Item>& items = at(at(rules_, rule).alternatives, choices.back().alternative).items;
     for (auto item = items.rbegin(); item != items.rend(); ++item)
-      if (item->kind == ItemKind::choice) todo.push_back(item->rule);
+      if (item->kind == ItemKind::choice) ahead.push_back(item->rule);
   }
   return choices;
 }

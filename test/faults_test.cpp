@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "test/program.h"
 
@@ -362,6 +365,28 @@ TEST_F(Faults, ADryRunWritesNothing) {
   EXPECT_EQ(got.code, 0) << got.output;
   EXPECT_NE(got.output.find("memory"), std::string::npos);
   expect_nothing_written();
+}
+
+TEST_F(Faults, Row52ALossThatIsNotFiniteIsNeverApplied) {
+  write_shard("a.bin", tokens(500), kMagic16, 1);
+  const Outcome got = run(
+      tiny({"--data", "a.bin", "--steps", "8", "--lr", "1e30", "--warmup-steps", "0", "--save-every", "1"}));
+  EXPECT_EQ(got.code, 7) << got.output;
+  EXPECT_NE(got.output.find("not finite"), std::string::npos) << got.output;
+  // The last record has the weights of the one before it, and no checkpoint is of that step.
+  std::istringstream lines(read("run/metrics.jsonl"));
+  std::vector<nlohmann::json> steps;
+  for (std::string line; std::getline(lines, line);)
+    if (const auto json = nlohmann::json::parse(line); json.contains("weights_hash")) steps.push_back(json);
+  ASSERT_GE(steps.size(), 2U);
+  const nlohmann::json &last = steps.back(), &before = steps[steps.size() - 2];
+  EXPECT_EQ(last["nan"], 1);
+  EXPECT_EQ(last["skipped"], 1);
+  EXPECT_EQ(before["nan"], 0);
+  EXPECT_EQ(last["weights_hash"], before["weights_hash"]);
+  char name[40];
+  std::snprintf(name, sizeof name, "run/checkpoints/step_%08d", last["step"].get<int>());
+  EXPECT_FALSE(std::filesystem::exists(path(name)));
 }
 
 TEST_F(Faults, WithoutCheckpointsNoneIsWritten) {

@@ -132,8 +132,7 @@ std::string CheckpointReader::small_file(const std::string& name) const {
 }
 
 void CheckpointReader::check_model(const ModelConfig& wanted, const ParameterTable& table) const {
-  std::string difference = describe_difference(wanted, model_);
-  std::replace(difference.begin(), difference.end(), '\n', ';');
+  const std::string difference = describe_difference(wanted, model_);
   if (!difference.empty())
     fail(ExitCode::checkpoint, directory_, " holds another model: ", difference,
          " (here: wanted, there: in the checkpoint)");

@@ -1,9 +1,11 @@
 // state.json and manifest.json, written plainly and read strictly.
 #include "trainer/checkpoint_state.h"
 
-#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+
+#include "kernels/common/json_reader.h"
+#include "kernels/common/untrusted.h"
 
 namespace kinoe {
 namespace {
@@ -11,8 +13,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kManifestFormat = "kinoe-checkpoint";
-constexpr uint64_t kMost = uint64_t{1} << 60;  // of any number here, so that sums of them cannot overflow
-constexpr int kMaxDepth = 8;                   // of nested objects and arrays; 5 are needed
+constexpr int kBits = 60;     // of any number here, so that sums of them cannot overflow
+constexpr int kMaxDepth = 8;  // of nested objects and arrays; 5 are needed
 
 std::string hexadecimal(uint64_t value) {
   char text[17];
@@ -20,57 +22,19 @@ std::string hexadecimal(uint64_t value) {
   return text;
 }
 
-/// A file's JSON, whose values are taken with a type and a complaint. `where_` names the file and the place in it.
-class Reader {
- public:
-  Reader(const Json& json, std::string where) : json_(json), where_(std::move(where)) {
-    if (!json.is_object()) fail(ExitCode::checkpoint, where_, ": expected a JSON object");
-  }
-
-  [[nodiscard]] const Json& at(const char* key) const {
-    const auto found = json_.find(key);
-    if (found == json_.end()) fail(ExitCode::checkpoint, where_, ": ", key, " is missing");
-    return *found;
-  }
-  [[nodiscard]] int64_t integer(const char* key) const {
-    const Json& value = at(key);
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > kMost)
-      fail(ExitCode::checkpoint, where_, ": ", key, " must be an integer from 0 to 2^60, here ",
-           value.dump().substr(0, 40));
-    return value.get<int64_t>();
-  }
-  [[nodiscard]] std::string text(const char* key) const { return text(at(key), key); }
-  [[nodiscard]] std::string text(const Json& value, const std::string& key) const {
-    if (!value.is_string()) fail(ExitCode::checkpoint, where_, ": ", key, " must be a text");
-    return value.get<std::string>();
-  }
-  [[nodiscard]] uint64_t hash(const char* key) const { return hash(text(key), key); }
-  [[nodiscard]] uint64_t hash(const std::string& digits, const char* key) const {
-    if (digits.size() != 16 || digits.find_first_not_of("0123456789abcdef") != std::string::npos)
-      fail(ExitCode::checkpoint, where_, ": ", key, " must be 16 hexadecimal digits");
-    return std::stoull(digits, nullptr, 16);
-  }
-  [[nodiscard]] const std::string& where() const { return where_; }
-
- private:
-  const Json& json_;
-  std::string where_;
-};
+using Reader = JsonReader<Json>;
 
 Json parse(std::string_view text, const std::string& source) {
-  const auto check = [&](int depth, Json::parse_event_t /*event*/, Json& /*parsed*/) {
-    if (depth > kMaxDepth)
-      fail(ExitCode::checkpoint, source, ": nested deeper than ", kMaxDepth, " levels: damaged");
-    return true;
-  };
-  Json json = Json::parse(text.begin(), text.end(), check, false);
+  if (nested_deeper(text, kMaxDepth))
+    fail(ExitCode::checkpoint, source, ": nested deeper than ", kMaxDepth, " levels: damaged");
+  Json json = Json::parse(text.begin(), text.end(), nullptr, false);
   if (json.is_discarded())
     fail(ExitCode::checkpoint, source, ": not valid JSON: damaged; use another checkpoint");
   return json;
 }
 
-void check_version(const Reader& reader) {
-  const int64_t version = reader.integer("format_version");
+void check_version(Reader& reader) {
+  const int64_t version = reader.count("format_version", kBits);
   if (version > kCheckpointVersion)
     fail(ExitCode::checkpoint, reader.where(), ": format version ", version,
          " is newer than this program, which reads up to ", kCheckpointVersion, "; use a newer train_gpt");
@@ -90,14 +54,11 @@ Json to_object(const TensorRecord& tensor, const CheckpointManifest& manifest) {
 
 TensorRecord tensor_from(const std::string& name, const Json& json, const CheckpointManifest& manifest,
                          const std::string& source) {
-  const Reader reader(json, cat(source, ": tensor ", name));
+  Reader reader(json, cat(source, ": tensor ", name));
   TensorRecord tensor;
   tensor.name = name;
-  const Json& shape = reader.at("shape");
-  if (!shape.is_array()) fail(ExitCode::checkpoint, reader.where(), ": shape must be an array");
-  for (const Json& n : shape) {
-    if (!n.is_number_unsigned())
-      fail(ExitCode::checkpoint, reader.where(), ": shape must hold integers of at least 0");
+  for (const Json& n : reader.list("shape", true)) {
+    if (!n.is_number_unsigned()) Reader::refuse(reader.path("shape"), "integers of 0 or more", n);
     tensor.shape.push_back(n.get<int64_t>());
   }
   const std::optional<FileDType> type = parse_file_dtype(reader.text("dtype"));
@@ -110,12 +71,12 @@ TensorRecord tensor_from(const std::string& name, const Json& json, const Checkp
   if (tensor.file == manifest.files.size())
     fail(ExitCode::checkpoint, reader.where(), ": its file ", file, " is not listed");
   const uint64_t bytes = byte_size({name, tensor.type, tensor.shape});  // checks the shape
-  tensor.offset = reader.integer("offset");
+  tensor.offset = reader.count("offset", kBits);
   if (static_cast<uint64_t>(tensor.offset) + bytes > static_cast<uint64_t>(manifest.files[tensor.file].bytes))
     fail(ExitCode::checkpoint, reader.where(), ": its bytes lie beyond the end of ", file);
 
   tensor.chunks.size = static_cast<int64_t>(bytes / size_of(tensor.type));
-  tensor.chunks.first = reader.integer("first_chunk");
+  tensor.chunks.first = reader.count("first_chunk", kBits);
   if (tensor.chunks.size < 1 || tensor.chunks.first < 1 || tensor.chunks.first > kChunk ||
       tensor.chunks.first > tensor.chunks.size)
     fail(ExitCode::checkpoint, reader.where(), ": no chunk of ", tensor.chunks.first,
@@ -124,8 +85,9 @@ TensorRecord tensor_from(const std::string& name, const Json& json, const Checkp
   if (checksums.size() != 16 * static_cast<size_t>(tensor.chunks.count()))
     fail(ExitCode::checkpoint, reader.where(), ": ", tensor.chunks.count(), " checksums expected, found ",
          checksums.size() / 16);
+  const std::string what = reader.path("xxh3");
   for (size_t i = 0; i < checksums.size(); i += 16)
-    tensor.checksums.push_back(reader.hash(checksums.substr(i, 16), "xxh3"));
+    tensor.checksums.push_back(Reader::hash_of(checksums.substr(i, 16), what));
   return tensor;
 }
 
@@ -155,26 +117,24 @@ std::string to_json(const TrainingState& state) {
 
 TrainingState training_state_from_json(std::string_view text, const std::string& source) {
   const Json json = parse(text, source);
-  const Reader reader(json, source);
+  Reader reader(json, source);
   check_version(reader);
   TrainingState state;
-  state.step = reader.integer("step");
-  state.samples = reader.integer("samples_consumed");
-  state.tokens = reader.integer("tokens_consumed");
-  state.first_sample = reader.integer("first_sample");
-  state.schedule_tokens = reader.integer("schedule_tokens");
-  state.skipped = reader.integer("skipped");
-  state.nan = reader.integer("nan");
+  state.step = reader.count("step", kBits);
+  state.samples = reader.count("samples_consumed", kBits);
+  state.tokens = reader.count("tokens_consumed", kBits);
+  state.first_sample = reader.count("first_sample", kBits);
+  state.schedule_tokens = reader.count("schedule_tokens", kBits);
+  state.skipped = reader.count("skipped", kBits);
+  state.nan = reader.count("nan", kBits);
   state.weights_hash = reader.hash("weights_hash");
-  const Json& settings = reader.at("settings");
-  if (!settings.is_object()) fail(ExitCode::checkpoint, source, ": settings must be an object");
-  for (const auto& [name, value] : settings.items())
-    state.settings.emplace_back(name, reader.text(value, "settings: " + name));
-  const Json& changes = reader.at("changes");
-  if (!changes.is_array()) fail(ExitCode::checkpoint, source, ": changes must be an array");
-  for (const Json& change : changes) {
-    const Reader one(change, source + ": changes");
-    state.changes.push_back({one.integer("step"), one.text("name"), one.text("from"), one.text("to")});
+  const Json& recorded = reader.object("settings");
+  Reader settings(recorded, reader.path("settings"));
+  for (const auto& entry : recorded.items())
+    state.settings.emplace_back(entry.key(), settings.text(entry.key()));
+  for (const Json& change : reader.list("changes", true)) {
+    Reader one(change, source + ": changes");
+    state.changes.push_back({one.count("step", kBits), one.text("name"), one.text("from"), one.text("to")});
   }
   state.data = data_state_from_json(reader.at("data").dump(), source);
   return state;
@@ -201,7 +161,7 @@ std::string to_json(const CheckpointManifest& manifest) {
 CheckpointManifest checkpoint_manifest_from_json(std::string_view text, const std::string& source) {
   const size_t end = text.rfind(",\n \"xxh3\": \"");
   const Json json = parse(text, source);
-  const Reader reader(json, source);
+  Reader reader(json, source);
   if (end == std::string_view::npos || reader.hash("xxh3") != checksum(text.data(), end))
     fail(ExitCode::checkpoint, source,
          ": its checksum does not fit its text: damaged; use another checkpoint");
@@ -209,23 +169,21 @@ CheckpointManifest checkpoint_manifest_from_json(std::string_view text, const st
     fail(ExitCode::checkpoint, source, ": expected format ", kManifestFormat, ", found ",
          reader.text("format").substr(0, 40));
   check_version(reader);
-  if (reader.integer("chunk_elements") != kChunk)
-    fail(ExitCode::checkpoint, source, ": chunks of ", reader.integer("chunk_elements"),
+  if (reader.count("chunk_elements", kBits) != kChunk)
+    fail(ExitCode::checkpoint, source, ": chunks of ", reader.count("chunk_elements", kBits),
          " elements, this program has chunks of ", kChunk);
 
   CheckpointManifest manifest;
-  manifest.step = reader.integer("step");
-  for (const auto& [name, value] : reader.at("files").items()) {
-    const Reader one(value, cat(source, ": file ", name));
-    FileRecord file{name, one.integer("bytes"), one.integer("checked_bytes"), one.hash("xxh3")};
+  manifest.step = reader.count("step", kBits);
+  for (const auto& [name, value] : reader.object("files").items()) {
+    Reader one(value, cat(source, ": file ", name));
+    FileRecord file{name, one.count("bytes", kBits), one.count("checked_bytes", kBits), one.hash("xxh3")};
     if (file.covered > file.bytes || name.empty() || name.front() == '/' ||
         name.find("..") != std::string::npos)
       fail(ExitCode::checkpoint, one.where(), ": not a file of a checkpoint");
     manifest.files.push_back(std::move(file));
   }
-  const Json& tensors = reader.at("tensors");
-  if (!tensors.is_object()) fail(ExitCode::checkpoint, source, ": tensors must be an object");
-  for (const auto& entry : tensors.items()) {
+  for (const auto& entry : reader.object("tensors").items()) {
     const std::string& section_name = entry.key();
     const Json& members = entry.value();
     const auto section = std::find_if(kSections.begin(), kSections.end(),

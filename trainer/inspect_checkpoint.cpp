@@ -161,8 +161,7 @@ void inspect_checkpoint(Files& files, const std::string& directory, bool full) {
 void compare_checkpoints(Files& files, const std::string& first, const std::string& second) {
   const CheckpointReader a(files, first), b(files, second);
   std::printf("%s and %s\n", first.c_str(), second.c_str());
-  std::string models = describe_difference(a.model(), b.model());
-  std::replace(models.begin(), models.end(), '\n', ';');
+  const std::string models = describe_difference(a.model(), b.model());
   if (!models.empty()) {
     print_row("models", cat(models, " (here: the first, there: the second)"));
     return;

@@ -281,7 +281,7 @@ std::string describe_difference(const ModelConfig& a, const ModelConfig& b) {
   };
   const auto compare = [&](const char* name, const auto& here, const auto& there) {
     if (here != there)
-      text += cat(text.empty() ? "" : "\n", name, ": ", show(here), " here, ", show(there), " there");
+      text += cat(text.empty() ? "" : "; ", name, ": ", show(here), " here, ", show(there), " there");
   };
   const auto named = [&](const char* name, auto here, auto there, std::initializer_list<const char*> names) {
     compare(name, std::string(names.begin()[static_cast<size_t>(here)]),

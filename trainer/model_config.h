@@ -71,7 +71,7 @@ std::string model_config_to_json(const ModelConfig& config, const std::string& t
 /// generation_config.json beside it: the tokens a text begins and ends with.
 std::string generation_config_json(const ModelConfig& config);
 
-/// One field per line, only those that differ: "hidden_size: 768 here, 1024 there". Empty when equal.
+/// The fields that differ, in one line: "hidden_size: 768 here, 1024 there; ...". Empty when equal.
 std::string describe_difference(const ModelConfig& a, const ModelConfig& b);
 
 }  // namespace kinoe

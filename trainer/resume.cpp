@@ -219,31 +219,28 @@ void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>
 
 void reconcile_data(const RunConfig& config, TrainingState& state, const DataState& now,
                     std::vector<std::string>& notes) {
-  const std::vector<std::string> differences = describe_change(state.data, now);
-  std::string all;
-  for (const std::string& line : differences) all += (all.empty() ? "" : "; ") + line;
-  if (!differences.empty() && !contains(overridden(config), kData))
+  const std::string all = joined(describe_change(state.data, now));
+  if (!all.empty() && !contains(overridden(config), kData))
     fail(ExitCode::checkpoint, "the training data is not the checkpoint's: ", all, kHowToChange);
-  if (!differences.empty()) {
+  if (!all.empty()) {
     state.changes.push_back({state.step, std::string(kData), all, "accepted"});
     notes.push_back(cat("from step ", state.step + 1, " on the data is other: ", all));
   }
   state.data = now;
 }
 
-uint64_t load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
-                         const ParameterMemory& memory) {
+void load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
+                     const ParameterMemory& memory) {
   constexpr int64_t kBlock = int64_t{1} << 23;
   const int64_t n = table.flat_size();
   const Memory staging =
       Memory::pinned(ctx.backend, static_cast<size_t>(std::min(kBlock, n)) * sizeof(float));
   auto* block = static_cast<float*>(staging.data());
-  uint64_t hash = 0;
   std::vector<bf16> narrow;
   const auto load = [&](Section section, const Tensor& to) {
     for (int64_t at = 0; at < n; at += kBlock) {
       const int64_t count = std::min(kBlock, n - at);
-      hash += checkpoint.read(section, table, at, count, block);
+      checkpoint.read(section, table, at, count, block);
       const Tensor part = to.slice(at, count);
       if (part.dtype == DType::bf16) {
         narrow.resize(static_cast<size_t>(count));
@@ -260,7 +257,6 @@ uint64_t load_parameters(const Context& ctx, const CheckpointReader& checkpoint,
   load(Section::v, memory.v);
   if (memory.weights.data != memory.masters.data) cast(ctx, {memory.weights, memory.masters});
   synchronize(ctx);
-  return hash;
 }
 
 }  // namespace kinoe

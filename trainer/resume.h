@@ -41,9 +41,8 @@ void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>
 void reconcile_data(const RunConfig& config, TrainingState& state, const DataState& now,
                     std::vector<std::string>& notes);
 
-/// Masters, moments and weights from a checkpoint into device memory, block by block, each checked. Returns the sum of the
-/// masters' hashes.
-uint64_t load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
-                         const ParameterMemory& memory);
+/// Masters, moments and weights from a checkpoint into device memory, block by block, each checked.
+void load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
+                     const ParameterMemory& memory);
 
 }  // namespace kinoe

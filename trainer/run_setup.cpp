@@ -81,8 +81,7 @@ std::vector<SmallFile> tokenizer_files(Files& files, const std::string& wanted, 
 ModelConfig model_of_weights(Files& files, const std::string& source, const RunConfig& config) {
   const ModelConfig theirs = source_config(files, source);
   if (config.model == config.init_from) return theirs;
-  std::string difference = describe_difference(load_model_config(config.model), theirs);
-  for (size_t i; (i = difference.find('\n')) != std::string::npos;) difference.replace(i, 1, "; ");
+  const std::string difference = describe_difference(load_model_config(config.model), theirs);
   if (!difference.empty())
     fail(ExitCode::checkpoint, "--model ", config.model, " (here) is not the model of --init-from ",
          config.init_from, " (there): ", difference, "; leave --model out to take theirs");
@@ -91,9 +90,7 @@ ModelConfig model_of_weights(Files& files, const std::string& source, const RunC
 
 /// Begins where the run of `checkpoint` had come to in the order of the same data.
 void continue_data(const CheckpointReader& checkpoint, TrainingState& state) {
-  std::string all;
-  for (const std::string& line : describe_change(checkpoint.state().data, state.data))
-    all += (all.empty() ? "" : "; ") + line;
+  const std::string all = joined(describe_change(checkpoint.state().data, state.data));
   if (!all.empty())
     fail(ExitCode::checkpoint, "--data-start continue: the training data is not that of ",
          checkpoint.directory(), ": ", all, "; leave --data-start out to begin this data anew");
@@ -180,10 +177,11 @@ RunSetup set_up_run(Files& files, const CommandLine& command) {
 
 std::vector<float> read_initial_weights(Files& files, RunSetup& setup, const ParameterTable& table) {
   std::vector<float> flat(static_cast<size_t>(table.flat_size()));
-  read_weights(files, setup.source, table, flat.data());
   const bool continued = setup.config.data_start == "continue";
-  if (!continued && files.kind(join_path(setup.source, "trainer/manifest.json")) != Files::Kind::file)
+  if (!continued && files.kind(join_path(setup.source, "trainer/manifest.json")) != Files::Kind::file) {
+    read_weights(files, setup.source, table, flat.data());
     return flat;
+  }
   // A checkpoint of this program: the masters, which the weights are rounded from, each number checked.
   const CheckpointReader checkpoint(files, setup.source);
   checkpoint.check_tensors(table);

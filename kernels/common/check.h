@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace kinoe {
 
@@ -37,6 +38,13 @@ std::string cat(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
+}
+
+/// "a; b; c": several findings as one line. "" for none.
+inline std::string joined(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text.append(text.empty() ? "" : "; ").append(part);
+  return text;
 }
 
 /// Throws Error(code). Message: what was expected, what was there, what to do; one line.
