@@ -8,6 +8,7 @@
 // kBiasGroups row groups to scratch, then one sum over groups in order.
 #include "kernels/matmul.h"
 
+#include "kernels/common/arguments.h"
 #include "kernels/common/cublaslt.h"
 #include "kernels/common/cuda_util.cuh"
 
@@ -64,6 +65,7 @@ __global__ void bias_finish(float* d_bias, const float* partial, int64_t groups,
 template <class T>
 void bias_gradient(const Context& ctx, const MatmulWgrad& a) {
   const int64_t rows = a.dy.rows(), outputs = a.dy.columns();
+  require_scratch({"matmul_wgrad", "scratch", a.scratch}, matmul_wgrad_scratch_bytes(rows, outputs, true));
   const int64_t groups = std::min(kBiasGroups, rows);
   auto* partial = static_cast<float*>(a.scratch.data);
   const auto launch = [&](auto width) {
@@ -71,6 +73,7 @@ void bias_gradient(const Context& ctx, const MatmulWgrad& a) {
     const dim3 grid(grid_of(ceil_div(outputs, int64_t{kColumnThreads} * W)), static_cast<unsigned>(groups));
     bias_partials<T, W><<<grid, dim3(kColumnThreads, kRowThreads), 0, stream_of(ctx)>>>(partial, a.dy.as<T>(),
                                                                                         rows, outputs);
+    CUDA_CHECK_LAUNCH(bias_partials);
   };
   constexpr int kWide = 16 / static_cast<int>(sizeof(T));
   if (outputs % kWide == 0 && aligned_to(16, a.dy.data))
@@ -79,7 +82,7 @@ void bias_gradient(const Context& ctx, const MatmulWgrad& a) {
     launch(std::integral_constant<int, 1>{});
   bias_finish<<<grid_of(ceil_div(outputs, int64_t{256})), 256, 0, stream_of(ctx)>>>(
       a.d_bias.as<float>(), partial, groups, outputs, a.accumulate);
-  check_cuda(cudaGetLastError(), "bias gradient", __FILE__, __LINE__);
+  CUDA_CHECK_LAUNCH(bias_finish);
 }
 
 }  // namespace
