@@ -27,8 +27,6 @@ class Grammar {
   /// rules[0] is the start. The views must outlive the grammar. A malformed rule is an internal error.
   explicit Grammar(std::span<const RuleText> rules);
 
-  /// The index chosen at each choice, in the order of the text.
-  using Derivation = std::vector<int>;
   struct Choice {
     int rule = 0;
     int alternative = 0;
@@ -71,7 +69,6 @@ class Grammar {
   [[nodiscard]] std::string_view word(int rule, int alternative) const {
     return at(at(rules_, rule).alternatives, alternative).items[0].text;
   }
-  [[nodiscard]] bool is_word_list(int rule) const { return at(rules_, rule).words; }
 
  private:
   enum class ItemKind : uint8_t { literal, choice, repeat };

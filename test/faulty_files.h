@@ -101,10 +101,6 @@ class FaultyFiles : public Files {
     check_alive();
     return real_->open_read(path);
   }
-  FileMapping map(const std::string& path) override {
-    check_alive();
-    return real_->map(path);
-  }
   void rename(const std::string& from, const std::string& to) override {
     before("rename", from + " " + to);
     real_->rename(from, to);

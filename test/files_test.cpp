@@ -56,17 +56,11 @@ TEST(Files, OffsetsBeyondFourGiB) {
   EXPECT_EQ(std::string_view(text, 4), "tail");
 }
 
-TEST(Files, MapsWholeFiles) {
+TEST(Files, AMissingFileIsNamed) {
   const FreshDirectory dir;
   const std::unique_ptr<Files> files = posix_files();
-  put_file(dir / "f", "abc");
-  put_file(dir / "empty", "");
-  FileMapping mapping = files->map(dir / "f");
-  const FileMapping moved = std::move(mapping);
-  EXPECT_EQ(moved.text(), "abc");
-  EXPECT_EQ(files->map(dir / "empty").bytes(), 0U);
   expect_error(ExitCode::checkpoint, {dir / "none", "No such file", "check the path"},
-               [&] { files->map(dir / "none"); });
+               [&] { files->open_read(dir / "none"); });
 }
 
 TEST(Files, NamesKindsAndLists) {

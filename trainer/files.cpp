@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -140,17 +139,6 @@ class PosixFiles : public Files {
     return open(path, O_RDWR, "open for writing");
   }
   std::unique_ptr<File> open_read(const std::string& path) override { return open(path, O_RDONLY, "open"); }
-
-  FileMapping map(const std::string& path) override {
-    const Descriptor fd(open_descriptor(path, O_RDONLY, "open"));
-    struct stat status {};
-    if (::fstat(fd.get(), &status) != 0) throw FileError("read the size", path, errno);
-    const size_t bytes = static_cast<size_t>(status.st_size);
-    if (bytes == 0) return {};
-    void* data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
-    if (data == MAP_FAILED) throw FileError(cat("map ", bytes, " bytes"), path, errno);
-    return {data, bytes};
-  }
 
   void rename(const std::string& from, const std::string& to) override {
     if (::rename(from.c_str(), to.c_str()) != 0) throw FileError("rename to " + to, from, errno);
@@ -299,19 +287,6 @@ void probe_write(Files& files, const std::string& directory) {
 
 FileError::FileError(const std::string& operation, const std::string& path, int error)
     : Error(ExitCode::checkpoint, describe(operation, path, error)), error_number(error) {}
-
-FileMapping::~FileMapping() {
-  if (data_ != nullptr) ::munmap(const_cast<void*>(data_), bytes_);
-}
-
-FileMapping::FileMapping(FileMapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-
-FileMapping& FileMapping::operator=(FileMapping&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
 
 std::unique_ptr<Files> posix_files() { return std::make_unique<PosixFiles>(); }
 

@@ -63,26 +63,6 @@ class File {
   std::string path_;
 };
 
-/// A whole file mapped read-only. An empty file maps to no bytes.
-class FileMapping {
- public:
-  FileMapping() = default;
-  FileMapping(const void* data, size_t bytes) : data_(data), bytes_(bytes) {}
-  ~FileMapping();
-  FileMapping(FileMapping&& other) noexcept;
-  FileMapping& operator=(FileMapping&& other) noexcept;
-  FileMapping(const FileMapping&) = delete;
-  FileMapping& operator=(const FileMapping&) = delete;
-
-  [[nodiscard]] const char* data() const { return static_cast<const char*>(data_); }
-  [[nodiscard]] size_t bytes() const { return bytes_; }
-  [[nodiscard]] std::string_view text() const { return {data(), bytes_}; }
-
- private:
-  const void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
 /// The file system. posix_files() is the real one; a test derives from Files or wraps another.
 class Files {
  public:
@@ -96,7 +76,6 @@ class Files {
   virtual std::unique_ptr<File> create(const std::string& path) = 0;      // truncates what is there
   virtual std::unique_ptr<File> open_write(const std::string& path) = 0;  // must exist; contents kept
   virtual std::unique_ptr<File> open_read(const std::string& path) = 0;
-  virtual FileMapping map(const std::string& path) = 0;
 
   virtual void rename(const std::string& from, const std::string& to) = 0;  // replaces a file at `to`
   /// Swaps what two names lead to, so that at no moment either of them is missing (where the file system can).

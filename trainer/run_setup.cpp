@@ -177,11 +177,10 @@ RunSetup set_up_run(Files& files, const CommandLine& command) {
 
 std::vector<float> read_initial_weights(Files& files, RunSetup& setup, const ParameterTable& table) {
   std::vector<float> flat(static_cast<size_t>(table.flat_size()));
+  read_weights(files, setup.source, table, flat.data());  // lists all that does not fit, whatever wrote it
   const bool continued = setup.config.data_start == "continue";
-  if (!continued && files.kind(join_path(setup.source, "trainer/manifest.json")) != Files::Kind::file) {
-    read_weights(files, setup.source, table, flat.data());
+  if (!continued && files.kind(join_path(setup.source, "trainer/manifest.json")) != Files::Kind::file)
     return flat;
-  }
   // A checkpoint of this program: the masters, which the weights are rounded from, each number checked.
   const CheckpointReader checkpoint(files, setup.source);
   checkpoint.check_tensors(table);

@@ -25,8 +25,6 @@ void check_blas(cublasStatus_t status, const char* call, const char* file, int l
     call_failed(ExitCode::gpu, "cuBLASLt", call, cublasLtGetStatusName(status), file, line);
 }
 #define CHECK_BLAS(call) check_blas(call, #call, __FILE__, __LINE__)
-#define CHECK_RUNTIME(call) cuda::check_cuda(call, #call, __FILE__, __LINE__)
-
 cudaDataType_t data_type(DType type) {
   CHECK(type == DType::f32 || type == DType::bf16, "a GPU product of ", name_of(type));
   return type == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F;
@@ -108,7 +106,7 @@ struct Candidates {
 };
 
 struct Workspace {
-  explicit Workspace(size_t size) : bytes(size) { CHECK_RUNTIME(cudaMalloc(&data, size)); }
+  explicit Workspace(size_t size) : bytes(size) { CUDA_CHECK(cudaMalloc(&data, size)); }
   ~Workspace() { cudaFree(data); }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
@@ -168,7 +166,7 @@ struct BlasLt::State {
         cudaGetLastError();
         return;
       }
-      CHECK_RUNTIME(cudaMemcpyAsync(copy, g.d.data, g.d.bytes(), cudaMemcpyDeviceToDevice, stream));
+      CUDA_CHECK(cudaMemcpyAsync(copy, g.d.data, g.d.bytes(), cudaMemcpyDeviceToDevice, stream));
       d = copy;
     }
     void* flush = nullptr;
@@ -178,20 +176,20 @@ struct BlasLt::State {
     }
     if (at_most) at_most();
     cudaEvent_t begin = nullptr, end = nullptr;
-    CHECK_RUNTIME(cudaEventCreate(&begin));
-    CHECK_RUNTIME(cudaEventCreate(&end));
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
     float best = 0;
     for (const cublasLtMatmulHeuristicResult_t& candidate : found) {
       if (candidate.state != CUBLAS_STATUS_SUCCESS) continue;
       std::vector<float> times;
       for (int i = 0; i <= kTimings; ++i) {  // the first one loads the kernel
-        if (flush != nullptr) CHECK_RUNTIME(cudaMemsetAsync(flush, i, kFlushBytes, stream));
-        CHECK_RUNTIME(cudaEventRecord(begin, stream));
+        if (flush != nullptr) CUDA_CHECK(cudaMemsetAsync(flush, i, kFlushBytes, stream));
+        CUDA_CHECK(cudaEventRecord(begin, stream));
         if (launch(plan, g, d, candidate.algo) != CUBLAS_STATUS_SUCCESS) break;
-        CHECK_RUNTIME(cudaEventRecord(end, stream));
-        CHECK_RUNTIME(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventRecord(end, stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
         float ms = 0;
-        CHECK_RUNTIME(cudaEventElapsedTime(&ms, begin, end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
         if (i > 0) times.push_back(ms);
       }
       if (times.size() < kTimings) continue;
@@ -206,10 +204,10 @@ struct BlasLt::State {
     plan.tflops = best == 0 ? 0
                             : 2e-9 * static_cast<double>(g.m) * static_cast<double>(g.n) *
                                   static_cast<double>(g.k) / static_cast<double>(best);
-    CHECK_RUNTIME(cudaEventDestroy(begin));
-    CHECK_RUNTIME(cudaEventDestroy(end));
-    CHECK_RUNTIME(cudaFree(flush));
-    CHECK_RUNTIME(cudaFree(copy));
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    CUDA_CHECK(cudaFree(flush));
+    CUDA_CHECK(cudaFree(copy));
   }
 
   cublasLtHandle_t handle = nullptr;

@@ -13,8 +13,6 @@
 namespace kinoe {
 namespace {
 
-#define CHECK_RUNTIME(call) cuda::check_cuda(call, #call, __FILE__, __LINE__)
-
 std::string version_text(int version) { return cat(version / 1000, ".", version % 1000 / 10); }
 
 std::string uuid_text(const cudaUUID_t& uuid) {
@@ -32,7 +30,7 @@ std::string uuid_text(const cudaUUID_t& uuid) {
 /// Bytes in use on the current GPU by everybody.
 size_t cuda_bytes_in_use() {
   size_t free_bytes = 0, total = 0;
-  CHECK_RUNTIME(cudaMemGetInfo(&free_bytes, &total));
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
   return total - free_bytes;
 }
 
@@ -41,14 +39,14 @@ class GpuDevice final : public Device {
   explicit GpuDevice(int index) : info_(gpu_info(index)), nvml_(Nvml::load()) {
     if (nvml_) {
       char bus[32] = "";
-      CHECK_RUNTIME(cudaDeviceGetPCIBusId(bus, sizeof(bus), index));
+      CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof(bus), index));
       gpu_ = nvml_->find(bus);
       if (!nvml_->driver().empty()) info_.driver = cat(nvml_->driver(), ", ", info_.driver);
     }
     // What the context takes is seen only from outside: before, and after.
     const std::optional<uint64_t> before = nvml_ ? nvml_->memory_in_use(gpu_) : std::nullopt;
-    CHECK_RUNTIME(cudaSetDevice(index));
-    CHECK_RUNTIME(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaSetDevice(index));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     const size_t now = cuda_bytes_in_use();
     const std::optional<uint64_t> after = before ? nvml_->memory_in_use(gpu_) : std::nullopt;
     others_ = after ? now - std::min<size_t>(now, *after - std::min(*after, *before)) : 0;
@@ -64,7 +62,7 @@ class GpuDevice final : public Device {
   [[nodiscard]] Context context() const override { return {Backend::cuda, stream_, blas_.get(), nullptr}; }
   [[nodiscard]] DeviceInfo info() const override {
     DeviceInfo info = info_;
-    CHECK_RUNTIME(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes));
+    CUDA_CHECK(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes));
     return info;
   }
   [[nodiscard]] MemoryUse memory_use() override {
@@ -121,10 +119,10 @@ std::string gpu_driver_problem() {
 
 DeviceInfo gpu_info(int index) {
   cudaDeviceProp properties{};
-  CHECK_RUNTIME(cudaGetDeviceProperties(&properties, index));
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
   int driver = 0, runtime = 0;
-  CHECK_RUNTIME(cudaDriverGetVersion(&driver));
-  CHECK_RUNTIME(cudaRuntimeGetVersion(&runtime));
+  CUDA_CHECK(cudaDriverGetVersion(&driver));
+  CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
   DeviceInfo info;
   info.name = properties.name;
   info.compute_capability = properties.major * 10 + properties.minor;
@@ -157,47 +155,47 @@ void release(void* memory) noexcept { cudaFree(memory); }
 
 void* allocate_pinned(size_t bytes) {
   void* memory = nullptr;
-  CHECK_RUNTIME(cudaMallocHost(&memory, bytes));
+  CUDA_CHECK(cudaMallocHost(&memory, bytes));
   return memory;
 }
 
 void release_pinned(void* memory) noexcept { cudaFreeHost(memory); }
 
 void upload(const Context& ctx, void* device, const void* host, size_t bytes) {
-  CHECK_RUNTIME(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_of(ctx)));
+  CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_of(ctx)));
 }
 
 void download(const Context& ctx, void* host, const void* device, size_t bytes) {
-  CHECK_RUNTIME(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_of(ctx)));
+  CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_of(ctx)));
 }
 
 void copy(const Context& ctx, void* to, const void* from, size_t bytes) {
-  CHECK_RUNTIME(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(ctx)));
+  CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(ctx)));
 }
 
 void fill_zero(const Context& ctx, void* memory, size_t bytes) {
-  CHECK_RUNTIME(cudaMemsetAsync(memory, 0, bytes, stream_of(ctx)));
+  CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, stream_of(ctx)));
 }
 
-void synchronize(const Context& ctx) { CHECK_RUNTIME(cudaStreamSynchronize(stream_of(ctx))); }
+void synchronize(const Context& ctx) { CUDA_CHECK(cudaStreamSynchronize(stream_of(ctx))); }
 
 void* create_event() {
   cudaEvent_t event = nullptr;
-  CHECK_RUNTIME(cudaEventCreateWithFlags(&event, cudaEventDefault));
+  CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDefault));
   return event;
 }
 
 void destroy_event(void* event) noexcept { cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
 
 void record_event(const Context& ctx, void* event) {
-  CHECK_RUNTIME(cudaEventRecord(static_cast<cudaEvent_t>(event), stream_of(ctx)));
+  CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(event), stream_of(ctx)));
 }
 
-void wait_event(void* event) { CHECK_RUNTIME(cudaEventSynchronize(static_cast<cudaEvent_t>(event))); }
+void wait_event(void* event) { CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(event))); }
 
 double event_ms_between(void* start, void* end) {
   float ms = 0;
-  CHECK_RUNTIME(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(start), static_cast<cudaEvent_t>(end)));
+  CUDA_CHECK(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(start), static_cast<cudaEvent_t>(end)));
   return static_cast<double>(ms);
 }
 

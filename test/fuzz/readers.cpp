@@ -130,7 +130,6 @@ class MemoryFiles final : public Files {
     if (found == files_.end()) throw FileError("open", path, ENOENT);
     return std::make_unique<MemoryFile>(path, found->second);
   }
-  FileMapping map(const std::string& path) override { refuse(path); }
   Kind kind(const std::string& path) override { return files_.contains(path) ? Kind::file : Kind::absent; }
   std::unique_ptr<File> create(const std::string& path) override { refuse(path); }
   std::unique_ptr<File> open_write(const std::string& path) override { refuse(path); }
