@@ -12,6 +12,11 @@
 
 namespace kinoe {
 
+/// What a rank writes of memory that holds everything.
+inline std::vector<HeldRange> owned_by(const ParameterTable& table, int rank, int ranks) {
+  return ShardLayout(table, rank, ranks, false).owned();
+}
+
 /// Masters and moments of a model as they lie in the flat range.
 struct StoredModel {
   ModelConfig config;
@@ -67,7 +72,7 @@ struct StoredModel {
     std::vector<uint64_t> checksums(planned.chunks());
     for (int rank = 0; rank < ranks; ++rank) {
       CheckpointPart part(files, run, table, planned);
-      for (const FlatRange& range : owned_ranges(table, rank, ranks)) {
+      for (const HeldRange& range : owned_by(table, rank, ranks)) {
         const int64_t count = range.end - range.begin;
         part.write(weights == DType::f32 ? Section::weights : Section::masters, range.begin, count,
                    masters.data() + range.begin);
@@ -92,7 +97,7 @@ inline void expect_holds(Files& files, const std::string& directory, const Store
         std::pair(Section::v, &expected.v)}) {
     std::vector<float> read(flat->size(), NAN);
     for (int rank = 0; rank < ranks; ++rank)
-      for (const FlatRange& range : owned_ranges(expected.table, rank, ranks))
+      for (const HeldRange& range : owned_by(expected.table, rank, ranks))
         hash += reader.read(section, expected.table, range.begin, range.end - range.begin,
                             read.data() + range.begin);
     ASSERT_EQ(read, *flat) << name_of(section) << " by " << ranks << " ranks";

@@ -61,7 +61,7 @@ class CheckpointSaverTest : public testing::Test {
     options.weights = weights;
     options.buffer_bytes = blocks * live.masters.size() * sizeof(float);
     for (int rank = 0; rank < 4; ++rank)  // four ranges: more blocks than one
-      for (const FlatRange& range : owned_ranges(live.table, rank, 4)) options.ranges.push_back(range);
+      for (const HeldRange& range : owned_by(live.table, rank, 4)) options.ranges.push_back(range);
     return options;
   }
   /// What an update does: every number is another one.

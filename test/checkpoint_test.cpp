@@ -64,7 +64,7 @@ TEST_F(CheckpointTest, OwnedRangesCoverEverythingOnce) {
   for (const int ranks : {1, 2, 3, 5, 8, 64}) {
     std::vector<int> owners(static_cast<size_t>(table.flat_size() / kChunk));
     for (int rank = 0; rank < ranks; ++rank)
-      for (const FlatRange& range : owned_ranges(table, rank, ranks))
+      for (const HeldRange& range : owned_by(table, rank, ranks))
         for (int64_t i = range.begin; i < range.end; i += kChunk) ++owners[static_cast<size_t>(i / kChunk)];
     EXPECT_EQ(owners, std::vector<int>(owners.size(), 1)) << ranks;
   }

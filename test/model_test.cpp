@@ -149,19 +149,36 @@ TEST(Parameters, InitialValuesHaveTheirDeviationAndDependOnSeedAndName) {
   EXPECT_EQ(values.at("transformer.ln_f.weight"), std::vector<float>(120, 1.0F));
 }
 
-TEST(Parameters, SegmentsOfAnyPartitionCoverEveryElementOnce) {
+TEST(Parameters, ShardsCoverEveryElementOnce) {
   const ParameterTable table(small_llama(true));
-  for (const int64_t pieces : {1, 2, 3, 7}) {
+  const int64_t chunks = table.flat_size() / kChunk;
+  for (const int ranks : {1, 2, 3, 5, 7, 8, 64}) {
+    SCOPED_TRACE(ranks);
     std::map<uint64_t, int64_t> covered;
-    const int64_t chunks = table.flat_size() / kChunk;
-    for (int64_t i = 0; i < pieces; ++i) {
-      const int64_t begin = i * chunks / pieces * kChunk, end = (i + 1) * chunks / pieces * kChunk;
-      for (const AdamWSegment& s : table.segments(begin, end, 0.1F)) {
-        EXPECT_EQ(s.first_index, covered[s.tensor_key]);
+    std::vector<int64_t> chunk_at(
+        static_cast<size_t>(ShardLayout(table, 0, ranks, true).size() / kChunk * ranks), -1);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const ShardLayout layout(table, rank, ranks, true);
+      for (const HeldRange& range : layout.held())
+        for (int64_t i = 0; i < range.end - range.begin; i += kChunk)
+          chunk_at[static_cast<size_t>((rank * layout.size() + range.local + i) / kChunk)] =
+              (range.begin + i) / kChunk;
+      for (const AdamWSegment& s : table.segments(layout.held(), 0.1F)) {
         covered[s.tensor_key] += s.end - s.begin;
+        // The chunk in which the segment begins is the one that holds its first element.
+        const auto p = std::find_if(table.parameters().begin(), table.parameters().end(),
+                                    [&](const Parameter& q) { return q.key == s.tensor_key; });
+        const auto at = static_cast<size_t>((rank * layout.size() + s.begin) / kChunk);
+        EXPECT_EQ(chunk_at[at], (p->offset + s.first_index) / kChunk);
+        EXPECT_EQ(s.begin % kChunk, (p->offset + s.first_index) % kChunk);
       }
+      EXPECT_LE(layout.whole_size(), table.flat_size() + ranks * kChunk);
     }
     for (const Parameter& p : table.parameters()) EXPECT_EQ(covered[p.key], p.size) << p.name;
+    const std::vector<int64_t> places = ShardLayout(table, 0, ranks, true).gathered_chunks();
+    ASSERT_EQ(static_cast<int64_t>(places.size()), chunks);
+    for (int64_t i = 0; i < chunks; ++i)
+      EXPECT_EQ(chunk_at[static_cast<size_t>(places[static_cast<size_t>(i)])], i);
   }
 }
 

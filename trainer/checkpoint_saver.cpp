@@ -73,13 +73,13 @@ void CheckpointSaver::save(const TrainingState& state, const std::vector<SmallFi
 }
 
 void CheckpointSaver::copy(Section section, const Tensor& from) {
-  for (const FlatRange& range : options_.ranges)
+  for (const HeldRange& range : options_.ranges)
     for (int64_t at = range.begin; at < range.end; at += block_elements_) {
       Block block = take(free_);
       block.section = section;
       block.begin = at;
       block.count = std::min(block_elements_, range.end - at);
-      const Tensor part = from.slice(at, block.count);
+      const Tensor part = from.slice(range.local + (at - range.begin), block.count);
       download(ctx_, block.memory.data(), part.data, part.bytes());
       block.ready.record(ctx_);
       {

@@ -44,7 +44,7 @@ class CheckpointSaver {
     std::string run_directory;
     DType weights = DType::f32;     // bf16 beside fp32 masters, or fp32
     size_t buffer_bytes = 0;        // host memory for the copies
-    std::vector<FlatRange> ranges;  // what this rank writes; whole chunks
+    std::vector<HeldRange> ranges;  // what this rank writes, and where `source` has it
     int writers = 1;                // threads that write blocks
     Retention keep;
   };

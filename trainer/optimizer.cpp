@@ -23,7 +23,7 @@ ParameterMemory take_parameters(Arena& arena, const Model& model, const Optimize
   const DType moments = model.dtype == DType::f64 ? DType::f64 : settings->moments;
   p.m = arena.take("optimizer", moments, {n});
   p.v = arena.take("optimizer", moments, {n});
-  p.segment_count = static_cast<int64_t>(model.table.segments(0, n, settings->weight_decay).size());
+  p.segment_count = static_cast<int64_t>(model.table.segments({{0, n, 0}}, settings->weight_decay).size());
   p.segments = arena.take("optimizer", DType::i32,
                           {p.segment_count * static_cast<int64_t>(sizeof(AdamWSegment) / sizeof(int32_t))});
   p.partials = arena.take("optimizer", DType::f64, {n / kChunk});
@@ -89,7 +89,7 @@ void Optimizer::prepare(const Context& ctx) const {
   fill_zero(ctx, memory_.m.data, memory_.m.bytes());
   fill_zero(ctx, memory_.v.data, memory_.v.bytes());
   const std::vector<AdamWSegment> segments =
-      model_.table.segments(0, model_.table.flat_size(), settings_.weight_decay);
+      model_.table.segments({{0, model_.table.flat_size(), 0}}, settings_.weight_decay);
   upload(ctx, memory_.segments.data, segments.data(), memory_.segments.bytes());
   synchronize(ctx);
 }

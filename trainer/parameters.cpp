@@ -215,31 +215,56 @@ EmbeddingTensors ParameterTable::embedding(const Tensor& bucket) const {
 LayerTensors ParameterTable::layer(const Tensor& bucket) const { return views_of(layer_, bucket); }
 HeadTensors ParameterTable::head(const Tensor& bucket) const { return views_of(head_, bucket); }
 
-std::vector<AdamWSegment> ParameterTable::segments(int64_t begin, int64_t end, float weight_decay) const {
+std::vector<AdamWSegment> ParameterTable::segments(const std::vector<HeldRange>& held,
+                                                   float weight_decay) const {
   std::vector<AdamWSegment> result;
-  for (const Parameter& p : parameters_) {
-    const int64_t first = std::max(p.offset, begin), last = std::min(p.offset + p.size, end);
-    if (first >= last) continue;
-    AdamWSegment s;
-    s.begin = first - begin;
-    s.end = last - begin;
-    s.tensor_key = p.key;
-    s.first_index = first - p.offset;
-    s.weight_decay = p.decay ? weight_decay : 0.0F;
-    result.push_back(s);
-  }
+  for (const HeldRange& range : held)
+    for (const Parameter& p : parameters_) {
+      const int64_t first = std::max(p.offset, range.begin), last = std::min(p.offset + p.size, range.end);
+      if (first >= last) continue;
+      AdamWSegment s;
+      s.begin = range.local + first - range.begin;
+      s.end = range.local + last - range.begin;
+      s.tensor_key = p.key;
+      s.first_index = first - p.offset;
+      s.weight_decay = p.decay ? weight_decay : 0.0F;
+      result.push_back(s);
+    }
   return result;
 }
 
-std::vector<FlatRange> owned_ranges(const ParameterTable& table, int rank, int ranks) {
+ShardLayout::ShardLayout(const ParameterTable& table, int rank, int ranks, bool sharded)
+    : rank_(rank),
+      ranks_(ranks),
+      sharded_(sharded),
+      flat_size_(table.flat_size()),
+      whole_size_(table.flat_size()) {
   CHECK(ranks >= 1 && rank >= 0 && rank < ranks, "rank ", rank, " of ", ranks);
-  std::vector<FlatRange> owned;
+  int64_t local = 0;
   for (const Bucket& bucket : table.buckets()) {
     const int64_t chunks = bucket.size / kChunk, share = (chunks + ranks - 1) / ranks;
     const int64_t first = std::min(chunks, rank * share), last = std::min(chunks, first + share);
-    if (first < last) owned.push_back({bucket.offset + first * kChunk, bucket.offset + last * kChunk});
+    const int64_t begin = bucket.offset + first * kChunk, end = bucket.offset + last * kChunk;
+    if (begin < end) owned_.push_back({begin, end, sharded ? local : begin});
+    shares_.push_back({local, share * kChunk});
+    bucket_chunks_.push_back(chunks);
+    local += share * kChunk;
+    if (sharded) whole_size_ = std::max(whole_size_, bucket.offset + ranks * share * kChunk);
   }
-  return owned;
+  size_ = sharded ? local : flat_size_;
+  held_ = sharded ? owned_ : std::vector<HeldRange>{{0, flat_size_, 0}};
+}
+
+std::vector<int64_t> ShardLayout::gathered_chunks() const {
+  std::vector<int64_t> places;
+  places.reserve(static_cast<size_t>(flat_size_ / kChunk));
+  const int64_t per_rank = size_ / kChunk;
+  for (size_t b = 0; b < shares_.size(); ++b) {
+    const int64_t share = shares_[b].size / kChunk;
+    for (int64_t chunk = 0; chunk < bucket_chunks_[b]; ++chunk)
+      places.push_back(chunk / share * per_rank + shares_[b].local / kChunk + chunk % share);
+  }
+  return places;
 }
 
 void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin, int64_t count, float* out) {

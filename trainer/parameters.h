@@ -66,6 +66,15 @@ struct Placement {
   std::vector<int64_t> shape;
 };
 
+/// Elements [begin, end) of the flat range, whole chunks, and where they begin in a rank's own memory.
+struct HeldRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t local = 0;  // of element `begin`
+
+  bool operator==(const HeldRange&) const = default;
+};
+
 class ParameterTable {
  public:
   explicit ParameterTable(const ModelConfig& config);
@@ -87,8 +96,9 @@ class ParameterTable {
   [[nodiscard]] LayerTensors layer(const Tensor& bucket) const;
   [[nodiscard]] HeadTensors head(const Tensor& bucket) const;
 
-  /// The optimizer's view of the flat range [begin, end), offsets relative to begin.
-  [[nodiscard]] std::vector<AdamWSegment> segments(int64_t begin, int64_t end, float weight_decay) const;
+  /// The optimizer's view of memory that holds `held`, which is in order.
+  [[nodiscard]] std::vector<AdamWSegment> segments(const std::vector<HeldRange>& held,
+                                                   float weight_decay) const;
 
  private:
   std::vector<Parameter> parameters_;
@@ -99,15 +109,50 @@ class ParameterTable {
   std::vector<Placement<HeadTensors>> head_;
 };
 
-/// Elements [begin, end) of the flat range.
-struct FlatRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
+/// How a flat range is divided between ranks: of each bucket's n chunks rank r owns the ceil(n / ranks) consecutive ones from
+/// r * ceil(n / ranks) on, of the last ranks fewer or none. Works for any number of ranks, also more than chunks.
+///
+/// Memory that is sharded holds a rank's shares bucket after bucket. Every rank's has the same size, because collectives
+/// need it: a share that reaches beyond the end of its bucket keeps its room, and what lies there means nothing.
+class ShardLayout {
+ public:
+  /// `sharded` false: every rank's memory holds the whole flat range, and owning only decides who writes what.
+  ShardLayout(const ParameterTable& table, int rank, int ranks, bool sharded);
 
-/// What rank `rank` of `ranks` owns: of each bucket's n chunks its ceil(n / ranks) consecutive ones, of the last ranks fewer or
-/// none. Every range is a whole number of chunks; empty ones are left out.
-std::vector<FlatRange> owned_ranges(const ParameterTable& table, int rank, int ranks);
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int ranks() const { return ranks_; }
+  [[nodiscard]] bool sharded() const { return sharded_; }
+  /// Elements of this rank's memory, a multiple of kChunk.
+  [[nodiscard]] int64_t size() const { return size_; }
+  /// Elements of a buffer for the whole flat range: the shares of a sharded bucket together may reach beyond the last bucket.
+  [[nodiscard]] int64_t whole_size() const { return whole_size_; }
+
+  /// What this rank's memory holds: everything, or what it owns.
+  [[nodiscard]] const std::vector<HeldRange>& held() const { return held_; }
+  /// What this rank owns, and writes into a checkpoint. Empty shares are left out.
+  [[nodiscard]] const std::vector<HeldRange>& owned() const { return owned_; }
+
+  /// Room of a bucket's share in sharded memory: every rank's has the same.
+  struct Share {
+    int64_t local = 0;
+    int64_t size = 0;
+  };
+  [[nodiscard]] Share share(int bucket) const { return shares_[static_cast<size_t>(bucket)]; }
+
+  /// With numbers per chunk of sharded memory gathered from all ranks, in order of rank: where that of chunk i of the flat range is.
+  [[nodiscard]] std::vector<int64_t> gathered_chunks() const;
+
+ private:
+  int rank_;
+  int ranks_;
+  bool sharded_;
+  int64_t flat_size_ = 0;
+  int64_t size_ = 0;
+  int64_t whole_size_ = 0;
+  std::vector<HeldRange> held_, owned_;
+  std::vector<Share> shares_;
+  std::vector<int64_t> bucket_chunks_;
+};
 
 /// Initial values of elements [begin, begin + count) of a parameter: a pure function of (seed, name, index).
 void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin, int64_t count, float* out);

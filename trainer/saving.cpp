@@ -18,7 +18,7 @@ Saving::Saving(Files& files, const Context& ctx, const Model& model, const RunCo
              {.run_directory = config.out,
               .weights = model.dtype,
               .buffer_bytes = buffer_bytes,
-              .ranges = {FlatRange{0, model.table.flat_size()}},
+              .ranges = {HeldRange{0, model.table.flat_size(), 0}},
               .writers = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4),
               .keep = {config.keep, config.keep_every}}),
       small_files_(carried) {
