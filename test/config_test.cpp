@@ -51,17 +51,23 @@ std::string temporary_file(const std::string& name, const std::string& text) {
 }
 
 /// Every option of training away from its default.
-const Strings kEverything = {
-    "--data",    "a.txt",          "b*.bin:0.5", "--val-data",     "c.bin", "--model",
-    "gpt2-124m", "--out",          "runs/x",     "--save-every",   "10",    "--tokens",
-    "1.5M",      "--seed",         "7",          "--lr",           "3e-4",  "--global-batch",
-    "32",        "--micro-batch",  "5",          "--seq-len",      "128",   "--schedule",
-    "wsd",       "--warmup-steps", "3",          "--min-lr-frac",  "0.25",  "--weight-decay",
-    "0.05",      "--beta1",        "0.8",        "--beta2",        "0.99",  "--eps",
-    "1e-9",      "--grad-clip",    "0.5",        "--adam-state",   "bf16",  "--eval-every",
-    "20",        "--eval-batches", "4",          "--sample-every", "30",    "--device",
-    "cuda",      "--dtype",        "fp32",       "--recompute",    "light", "--log-format",
-    "json",      "--gemm-trace",   "--dry-run"};
+const Strings kEverything = {"--data",    "a.txt",          "b*.bin:0.5", "--val-data",
+                             "c.bin",     "--model",        "gpt2-124m",  "--out",
+                             "runs/x",    "--save-every",   "10",         "--tokens",
+                             "1.5M",      "--seed",         "7",          "--lr",
+                             "3e-4",      "--global-batch", "32",         "--micro-batch",
+                             "5",         "--seq-len",      "128",        "--schedule",
+                             "wsd",       "--warmup-steps", "3",          "--min-lr-frac",
+                             "0.25",      "--weight-decay", "0.05",       "--beta1",
+                             "0.8",       "--beta2",        "0.99",       "--eps",
+                             "1e-9",      "--grad-clip",    "0.5",        "--adam-state",
+                             "bf16",      "--eval-every",   "20",         "--eval-batches",
+                             "4",         "--sample-every", "30",         "--device",
+                             "cuda",      "--dtype",        "fp32",       "--recompute",
+                             "light",     "--log-format",   "json",       "--gemm-trace",
+                             "--dry-run", "--zero",         "0",          "--determinism",
+                             "topology",  "--expect-ranks", "3",          "--launch-timeout",
+                             "50",        "--hang-timeout", "60"};
 
 TEST(Config, WithoutArgumentsItTrainsWithDefaults) {
   const CommandLine c = parse({});
@@ -104,6 +110,11 @@ TEST(Config, EveryOptionReachesItsField) {
   EXPECT_EQ(c.log_format, "json");
   EXPECT_TRUE(c.gemm_trace);
   EXPECT_TRUE(c.dry_run);
+  EXPECT_EQ(c.zero, 0);
+  EXPECT_EQ(c.determinism, "topology");
+  EXPECT_EQ(c.expect_ranks, 3);
+  EXPECT_EQ(c.launch_timeout, 50);
+  EXPECT_EQ(c.hang_timeout, 60);
   EXPECT_EQ(parse({"--steps", "5", "--warmup-tokens", "64k"}).run.steps, 5);
   EXPECT_EQ(parse({"--steps", "5", "--warmup-tokens", "64k"}).run.warmup_tokens, 64'000);
   EXPECT_EQ(parse({"--lr=0.5"}).run.lr, 0.5);
@@ -202,7 +213,7 @@ TEST(Config, UnknownOptionsAreRefusedWithTheNearestName) {
 // Nothing is accepted and then ignored: what later work brings is unknown today.
 TEST(Config, OptionsThatDoNotWorkYetAreUnknown) {
   const std::string help = parse({"--help"}).text;
-  for (const char* name : {"zero", "determinism", "on-nan", "max-minutes", "shard-group"}) {
+  for (const char* name : {"on-nan", "max-minutes", "shard-group"}) {
     EXPECT_CONTAINS(refusal({std::string("--") + name, "1"}), cat("unknown option --", name));
     EXPECT_EQ(help.find(cat("--", name)), std::string::npos) << name;
   }
@@ -254,6 +265,11 @@ TEST(Config, RangesAreChecked) {
       {"dtype", {"fp16", "float32"}},
       {"adam-state", {"fp8"}},
       {"recompute", {"full"}},
+      {"determinism", {"ranks"}},
+      {"zero", {"2", "-1", "one"}},
+      {"expect-ranks", {"0", "-1"}},
+      {"launch-timeout", {"0"}},
+      {"hang-timeout", {"0"}},
       {"log-format", {"text"}},
       {"dry-run", {"maybe"}},
   };
@@ -341,7 +357,8 @@ TEST(Config, HelpListsEveryOptionOnceInItsGroupWithItsDefault) {
     }
     const std::set<std::string> wanted = {
         "Data",      "Model",      "Run directory",        "Length and batch",
-        "Optimizer", "Evaluation", "Hardware and numbers", "Reports"};
+        "Optimizer", "Evaluation", "Hardware and numbers", "Ranks",
+        "Reports"};
     EXPECT_EQ(groups, wanted);
     EXPECT_CONTAINS(c.text, "(default: 0.95)");
     EXPECT_CONTAINS(c.text, "(default: cosine)");

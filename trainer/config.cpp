@@ -292,6 +292,9 @@ RunConfig without_start_options(RunConfig config) {
   config.stop_after = defaults.stop_after;
   config.dry_run = defaults.dry_run;
   config.gemm_trace = defaults.gemm_trace;
+  config.launch_timeout = defaults.launch_timeout;
+  config.hang_timeout = defaults.hang_timeout;
+  config.expect_ranks = defaults.expect_ranks;
   return config;
 }
 

@@ -67,6 +67,12 @@ struct RunConfig {
   DeviceChoice device = DeviceChoice::automatic;  // resolve() leaves cpu or cuda
   std::optional<DType> dtype;                     // f32 or bf16
   std::string recompute = "none";                 // none, light or block
+  std::string determinism = "run";                // run or topology
+  // Ranks
+  int64_t zero = 1;              // ZeRO stage: 0 or 1
+  int64_t launch_timeout = 120;  // seconds until every rank must have arrived
+  int64_t hang_timeout = 40;     // seconds without progress that mean a rank hangs
+  std::optional<int64_t> expect_ranks;
   // Reports
   std::string log_format = "line";  // a name of trainer/monitor
   bool gemm_trace = false;
@@ -143,7 +149,8 @@ struct CommandLine {
 /// Error(usage) with one line; nothing is printed.
 CommandLine parse_command_line(int argc, const char* const* argv);
 
-/// Without the options that belong to one start and not to the run: resume, override, stop-after, dry-run, gemm-trace.
+/// Without the options that belong to one start and not to the run: resume, override, stop-after, dry-run, gemm-trace,
+/// launch-timeout, hang-timeout, expect-ranks.
 RunConfig without_start_options(RunConfig config);
 
 /// The configuration of a run that goes on: as recorded in a checkpoint (option, TOML value), and what the command line says
@@ -185,8 +192,9 @@ struct RunFacts {
   bool byte_tokens = true;     // text or stories: a sample can be printed without a tokenizer
   bool has_validation = true;  // there is something to evaluate on
   GpuFacts gpus = {};
-  int64_t schedule_tokens =
-      0;  // where the schedule of a run that goes on ends; 0: a new run, its steps say it
+  // Where the schedule of a run that goes on ends; 0: a new run, its steps say it.
+  int64_t schedule_tokens = 0;
+  int64_t ranks = 1;
 };
 
 /// Fills in every optional (except `out`), turns tokens into steps and warmup_steps into warmup_tokens, and checks what

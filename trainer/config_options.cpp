@@ -193,7 +193,8 @@ Option<C> instead_of(Option<C> option, const std::string& other, Other C::*field
 std::vector<Option<RunConfig>> run_options() {
   using C = RunConfig;
   const std::string model = "Model", dir = "Run directory", length = "Length and batch", opt = "Optimizer",
-                    eval = "Evaluation", hardware = "Hardware and numbers", reports = "Reports";
+                    eval = "Evaluation", hardware = "Hardware and numbers", ranks = "Ranks",
+                    reports = "Reports";
   return {
       paths("data", "Data", &C::data,
             "training data: files or quoted globs, PATH or PATH:WEIGHT for a mixture; llm.c shards (.bin), "
@@ -285,6 +286,23 @@ std::vector<Option<RunConfig>> run_options() {
       word("recompute", hardware, &C::recompute, {"none", "light", "block"},
            "activations computed again in the backward pass to save memory: none; light: outputs of norms "
            "and of the activation; block: all within a layer; same results"),
+      word("determinism", hardware, &C::determinism, {"run", "topology"},
+           "run: the same bits for the same number of ranks; topology: for any number of them, at the price "
+           "of gradients "
+           "summed in 64-bit integers (8 bytes per parameter instead of 4)"),
+      choice(
+          "zero", ranks, &C::zero, {"0", "1"},
+          [](size_t i, const std::string&) { return static_cast<int64_t>(i); },
+          [](int64_t stage) { return std::to_string(stage); },
+          "ZeRO stage: 0: every rank holds everything; 1: masters and AdamW's moments are divided between "
+          "ranks"),
+      count("expect-ranks", ranks, &C::expect_ranks, 1,
+            "stop unless so many ranks have been started (default: as many as the launcher says)"),
+      count("launch-timeout", ranks, &C::launch_timeout, 1,
+            "seconds within which every rank must have arrived"),
+      count("hang-timeout", ranks, &C::hang_timeout, 1,
+            "seconds without progress after which a rank counts as hung, ten median steps if that is longer; "
+            "without any sign of life half of it"),
       word("log-format", reports, &C::log_format, {"line", "megatron", "json"},
            "of the console; metrics.jsonl in the run directory always has everything"),
       flag("gemm-trace", reports, &C::gemm_trace,

@@ -135,10 +135,19 @@ std::vector<std::string> resolve(RunConfig& c, const RunFacts& facts) {
   resolve_seq_len(c.seq_len, facts);
   const bool default_batch = !c.global_batch;
   if (!c.global_batch) c.global_batch = (size.tokens_per_step - 1) / *c.seq_len + 1;
-  if (!c.micro_batch)
-    c.micro_batch = std::min(*c.global_batch, default_micro_batch(*c.seq_len, facts.parameters, backend));
+  if (!c.micro_batch) {
+    // Every rank a share; but not where the size is part of the result, which must not depend on the ranks.
+    const int64_t share =
+        c.determinism == "topology" ? *c.global_batch : (*c.global_batch - 1) / facts.ranks + 1;
+    c.micro_batch = std::min(share, default_micro_batch(*c.seq_len, facts.parameters, backend));
+  }
   check_micro_batch(*c.micro_batch, *c.seq_len);
   if (!c.lr) c.lr = size.lr;
+
+  if (const int64_t slots = (*c.global_batch - 1) / *c.micro_batch + 1; slots < facts.ranks)
+    notes.push_back(cat("A global batch of ", *c.global_batch, " in micro-batches of ", *c.micro_batch,
+                        " is work for ", slots, " of ", facts.ranks,
+                        " ranks; a smaller --micro-batch gives the others some."));
 
   const int64_t per_step = checked_product(*c.global_batch, *c.seq_len, "--global-batch x --seq-len");
   if (c.tokens) c.steps = (*c.tokens - 1) / per_step + 1;
