@@ -9,7 +9,7 @@
 # test/ and dev/ include anything and are included by nothing.
 set -u
 
-leaves="config model_config schedule batch_plan collectives launch files monitor layer_hooks"
+leaves="config model_config schedule batch_plan collectives channel launch files monitor layer_hooks"
 declare -A may=(
   [common]=""
   [op]="common"  # another operation is out of bounds
@@ -41,6 +41,7 @@ declare -A may=(
   [checkpoint]="common op model_config parameters files safetensors data_state"
 )
 for leaf in $leaves; do may[$leaf]="common"; done
+may[launch]="common channel"
 may[main]="data_state dataloader ${!may[*]}"
 
 # Sets `found` to the module of a path, to "" for a path that belongs to none.
