@@ -77,6 +77,7 @@ include build/probe.mk
 ifndef MAKE_RESTARTS
 ifneq ($(PROBE_KEY),$(shell scripts/probe.sh --key))
 build/probe.mk: FORCE
+PROBING := 1
 endif
 ifneq ($(filter tests cuda run-tests,$(MAKECMDGOALS)),)
 ifneq ($(HAVE_GTEST),1)
@@ -89,7 +90,7 @@ build/probe.mk: scripts/probe.sh
 
 CUDA_SOURCES := $(wildcard kernels/*.cu kernels/common/*.cu)
 CUDA_FOUND := $(and $(HAVE_NVCC),$(HAVE_CUBLASLT))
-ifeq ($(CUDA)|$(CUDA_FOUND),1|)
+ifeq ($(CUDA)|$(CUDA_FOUND)|$(PROBING),1||)
 $(error CUDA=1, but nvcc with cuBLASLt was not found: put nvcc on the PATH, or give NVCC=/path/to/nvcc)
 endif
 # The backend as a whole stands and falls with its device layer.

@@ -3,21 +3,29 @@
 
     torch_gpt.py --model gpt2-124m --data train.bin --steps 300 --global-batch 64 --micro-batch 64 --seq-len 1024
                  --lr 6e-4 --warmup-steps 15 --out losses.jsonl [--no-compile] [--pure-bf16]
+    torchrun --nproc-per-node 2 torch_gpt.py --ddp ...      one process a GPU, DistributedDataParallel
 
 Weights are fp32 and products run under bf16 autocast (--pure-bf16: weights, gradients and moments all bf16, for models that
 would not fit). torch.compile, fused AdamW, scaled_dot_product_attention. The counter RNG, the initial values and the order of the
 data are written here a second time, in numpy, from dev/FORMATS.md and kernels/common/rng.h: equal losses check both.
-Prints one JSON object a step (step, loss, step_ms, tokens_per_s) and a summary with the median of the steps after --skip.
+Writes one JSON object a step (step, loss, step_ms, tokens_per_s) and prints a summary with the median of the steps after --skip.
+
+--ddp: the ranks share the global batch, micro-batch by micro-batch; tokens/s are those of all GPUs together, loss the mean over them. Gradients are
+reduced bucket by bucket while the backward pass runs, once a step: not in the micro-batches before the last one.
 """
 import argparse
+import contextlib
 import json
 import math
+import os
 import time
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 M32, M64 = np.uint64(0xFFFFFFFF), (1 << 64) - 1
 
@@ -268,12 +276,26 @@ def main():
     a.add_argument("--no-compile", action="store_true")
     a.add_argument("--pure-bf16", action="store_true")
     a.add_argument("--random-init", action="store_true", help="torch's own random numbers: faster to start, for speed only")
+    a.add_argument("--ddp", action="store_true", help="one of several processes: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set")
+    a.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to see that it runs")
     o = a.parse_args()
+
+    rank, ranks, device = 0, 1, torch.device(o.device)
+    if o.ddp:
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if o.device == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if o.device == "cuda" else "gloo")
+    synchronize = torch.cuda.synchronize if o.device == "cuda" else lambda: None
+    if o.global_batch % (o.micro_batch * ranks):
+        a.error(f"--global-batch {o.global_batch}: {ranks} x --micro-batch {o.micro_batch} must divide it")
+    accumulate = o.global_batch // (o.micro_batch * ranks)
 
     torch.set_float32_matmul_precision("high")
     m = PRESETS[o.model] if o.model in PRESETS else json.loads(o.model)
     vocab = o.vocab or (50257 if m["kind"] == "gpt2" else 128256)
-    with torch.device("cuda"):
+    with device:
         model = (Gpt2 if m["kind"] == "gpt2" else Llama)(m, vocab, o.seq_len)
     if o.pure_bf16:
         model = model.bfloat16()
@@ -285,21 +307,29 @@ def main():
     groups = [dict(params=[p for p in model.parameters() if p.ndim > 1], weight_decay=0.1),
               dict(params=[p for p in model.parameters() if p.ndim == 1], weight_decay=0.0)]
     optimizer = torch.optim.AdamW(groups, lr=o.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    step_model = model if o.no_compile else torch.compile(model)
+    # torch.compile cuts its graphs at DDP's buckets, so that reducing begins within the backward pass: it has to see DDP. A static
+    # graph cannot alternate between micro-batches with and without reducing.
+    ddp = DistributedDataParallel(model, device_ids=[device.index] if o.device == "cuda" else None, gradient_as_bucket_view=True, broadcast_buffers=False,
+                                  static_graph=o.no_compile and accumulate == 1) if o.ddp else None
+    step_model = ddp or model
+    step_model = step_model if o.no_compile else torch.compile(step_model)
     shard = Shard(o.data, o.seq_len, o.seed)
     held_out = Shard(o.val_data, o.seq_len, o.seed) if o.val_data else None
 
     def run(x, y):
-        with torch.autocast("cuda", torch.bfloat16, enabled=not o.pure_bf16):
+        with torch.autocast(o.device, torch.bfloat16, enabled=not o.pure_bf16):
             return step_model(x, y)
 
-    out = open(o.out, "w") if o.out else None
-    accumulate = o.global_batch // o.micro_batch
+    out = open(o.out, "w") if o.out and rank == 0 else None
     times, parts = [], []
     for step in range(1, o.steps + 1):
-        batches = [shard.batch((step - 1) * o.global_batch + i * o.micro_batch, o.micro_batch) for i in range(accumulate)]
-        batches = [(x.pin_memory(), y.pin_memory()) for x, y in batches]  # a loader would have them ready
-        torch.cuda.synchronize()
+        batches = [shard.batch((step - 1) * o.global_batch + (i * ranks + rank) * o.micro_batch, o.micro_batch) for i in range(accumulate)]
+        if o.device == "cuda":
+            batches = [(x.pin_memory(), y.pin_memory()) for x, y in batches]  # a loader would have them ready
+        synchronize()
+        if o.ddp:
+            dist.barrier()  # a rank whose batches took longer is not the others' waiting
+            synchronize()
         began = time.perf_counter()
         w, total = o.warmup_steps, o.steps
         if step <= w:
@@ -310,32 +340,39 @@ def main():
         for g in optimizer.param_groups:
             g["lr"] = lr
         optimizer.zero_grad(set_to_none=True)
-        loss_sum = torch.zeros((), device="cuda")
-        for x, y in batches:
-            x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
-            loss = run(x, y) / accumulate
-            loss.backward()
+        loss_sum = torch.zeros((), device=device)
+        for i, (x, y) in enumerate(batches):
+            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+            with ddp.no_sync() if ddp is not None and i + 1 < accumulate else contextlib.nullcontext():
+                loss = run(x, y) / accumulate
+                loss.backward()
             loss_sum += loss.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        torch.cuda.synchronize()
+        synchronize()
         ms = (time.perf_counter() - began) * 1e3
         if step > o.skip:
             times.append(ms)
+        if o.ddp:
+            dist.all_reduce(loss_sum)
+            loss_sum /= ranks
         record = dict(step=step, loss=loss_sum.item(), step_ms=ms, tokens_per_s=o.global_batch * o.seq_len / ms * 1e3)
         if held_out is not None and o.eval_every and step % o.eval_every == 0:
             with torch.no_grad():
-                losses = [run(*(z.cuda() for z in held_out.batch(i * o.micro_batch, o.micro_batch, False))).item()
+                losses = [run(*(z.to(device) for z in held_out.batch(i * o.micro_batch, o.micro_batch, False))).item()
                           for i in range(min(o.eval_batches, held_out.samples // o.micro_batch))]
             record["val_loss"] = sum(losses) / len(losses)
         if out:
             out.write(json.dumps(record) + "\n")
             out.flush()
-    if times:
+    if times and rank == 0:
         median = sorted(times)[len(times) // 2]
-        print(f"torch {torch.__version__} {o.model}: {o.global_batch * o.seq_len / median * 1e3:,.0f} tokens/s, median of "
-              f"{len(times)} steps {median:.2f} ms, last loss {record['loss']:.4f}, "
-              f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
+        memory = f", peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB" if o.device == "cuda" else ""
+        print(f"torch {torch.__version__} {o.model}, {ranks} x {o.device}: {o.global_batch * o.seq_len / median * 1e3:,.0f} tokens/s, median of "
+              f"{len(times)} steps {median:.2f} ms, last loss {record['loss']:.4f}{memory}")
+    if o.ddp:
+        dist.barrier()  # nobody leaves while another still reduces
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
