@@ -5,16 +5,17 @@
 #
 #   dev/gpu_check.sh FOLDER [STAGE...]
 #
-# Stages: build tests errors sanitize broken start graphs memory determinism resume recompute parity (or parity-124m, parity-llama) speed bench; all of
-# them when none is named. On request: epilogues, tune. PyTorch's parts are left out, with a word, where python3 has no torch.
+# Stages: build tests errors sanitize broken start graphs memory determinism resume recompute parity (or parity-124m, parity-llama) speed bench, and on a
+# machine with two GPUs ranks ranks-speed ranks-faults (dev/gpu_ranks.sh, 10 minutes more); all of them when none is named. On request: epilogues,
+# tune. PyTorch's parts are left out, with a word, where python3 has no torch.
 # Models for `speed`: SPEED="gpt2-124m ..." (default: all); rows for `bench`: BENCH=REGEX; tests for `sanitize`: SANITIZE=FILTER.
 set -u
-[ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; }
 cd "$(dirname "$0")/.." || exit 2
 mkdir -p "$1/logs" && top=$(realpath "$1") || exit 2
 folder=$top/logs
 shift
-stages=${*:-build tests errors sanitize broken start graphs memory determinism resume recompute parity speed bench}
+stages=${*:-build tests errors sanitize broken start graphs memory determinism resume recompute parity speed bench ranks ranks-speed ranks-faults}
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1
@@ -24,13 +25,13 @@ row() { table="$table$(printf '%-34s %s' "$1" "$2")"$'\n'; echo "--- $1: $2"; }
 must() { if [ "$1" -eq 0 ]; then row "$2" "ok${3:+, $3}"; else failures=$((failures + 1)); row "$2" "FAILED${3:+, $3}"; fi; }
 have_torch() { python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; }
 
-# 80 M tokens with a Zipf distribution: cheap to make, not uniform, so that the embedding's backward meets frequent tokens.
+# 80 M tokens (or TOKENS) with a Zipf distribution: cheap to make, not uniform, so that the embedding's backward meets frequent tokens.
 shard() {  # VOCABULARY FILE
-  python3 - "$1" "$2" <<'PY'
+  python3 - "$1" "$2" "${TOKENS:-80000000}" <<'PY'
 import sys, numpy as np
-vocab, path = int(sys.argv[1]), sys.argv[2]
+vocab, path, tokens = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 r = np.random.default_rng(1)
-t = (r.zipf(1.3, 80_000_000) % vocab).astype(np.uint16 if vocab <= 65536 else np.uint32)
+t = (r.zipf(1.3, tokens) % vocab).astype(np.uint16 if vocab <= 65536 else np.uint32)
 h = np.zeros(256, np.int32)
 h[:3] = (20240520, 1, len(t)) if vocab <= 65536 else (20240801, 7, len(t))
 with open(path, "wb") as f:
@@ -41,10 +42,13 @@ data() { local vocab=$1 file=$work/tokens-$1.bin; [ -e "$file" ] || shard "$voca
 hashes() { grep -o '"weights_hash":"[0-9a-f]*"' "$1/metrics.jsonl" | md5sum | cut -c1-12; }
 quiet="--device cuda --eval-every 0 --sample-every 0"
 
-train() {  # NAME OPTIONS...: options of saving in SAVES; a run in $work/NAME, its console in FOLDER/NAME.log, its metrics in FOLDER/NAME.jsonl
+# shellcheck source-path=SCRIPTDIR source=gpu_ranks.sh
+. dev/gpu_ranks.sh
+
+train() {  # NAME OPTIONS...: on RANKS GPUs (default: 1), options of saving in SAVES; a run in $work/NAME, its console in FOLDER/NAME.log, its metrics in FOLDER/NAME.jsonl
   local name=$1; shift
   rm -rf "${work:?}/$name"
-  "$binary" $quiet ${SAVES:---no-checkpoints} --out "$work/$name" "$@" >"$folder/$name.log" 2>&1
+  ranks "${RANKS:-1}" "$binary" $quiet ${SAVES:---no-checkpoints} --out "$work/$name" "$@" >"$folder/$name.log" 2>&1
   local code=$?
   [ -e "$work/$name/metrics.jsonl" ] && cp "$work/$name/metrics.jsonl" "$folder/$name.jsonl"
   [ $code -eq 0 ] || tail -3 "$folder/$name.log"
