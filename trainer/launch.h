@@ -36,6 +36,7 @@ struct Place {
   int local_rank = 0;  // among the processes of this host; -1 from find_place where the launcher does not say
   std::string host;    // name of this machine
   std::string launcher;  // "" for a single process, "Open MPI", "Slurm", "RANK and WORLD_SIZE"
+  int ranks_here = 1;    // processes on this host; known after Team::join
 };
 
 /// The place by environment variables alone, looked up with `env` (getenv). The innermost launcher counts:

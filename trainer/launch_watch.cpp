@@ -1,0 +1,394 @@
+// How a run ends. Rank 0 collects reasons: an error that a rank reports, a connection that closes, a heartbeat that stays
+// away. A reason waits a moment before it counts, because the first message is not always the best one: a rank whose
+// neighbour failed reports that the neighbour is gone while the neighbour's own error is still on its way. Then the verdict
+// goes to all, rank 0 prints it, and everybody ends with its code. Only when rank 0 itself is lost do the others speak.
+#include "trainer/launch_watch.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "kernels/common/untrusted.h"
+
+namespace kinoe {
+namespace {
+
+enum Kind : uint32_t { kBeat = 1, kError, kVerdict, kGoodbye };
+
+constexpr double kSettle = 0.25;  // other connections of a dying host close within this
+constexpr double kOthersError =
+    0.3;  // all ranks make the same mistake at the same time: rank 0 says it as its own
+constexpr double kBetterReason = 2;  // "a rank is gone" waits so long for why
+constexpr double kSelfHelp =
+    0.5;  // whoever killed rank 0 may be about to kill this rank too: then nothing need be said
+constexpr double kFarewell = 2;  // rank 0 waits so long for the others to take note
+
+struct Beat {
+  uint64_t operations, phases;
+  double idle_s, limit_s;
+};
+
+std::string pack(const Progress& progress) {
+  const Beat beat{progress.operations, progress.phases, progress.idle_s, progress.limit_s};
+  return std::string(reinterpret_cast<const char*>(&beat), sizeof(beat)) + progress.what;
+}
+
+Progress unpack(const std::string& body) {
+  Beat beat{};
+  if (body.size() < sizeof(beat)) return {};
+  std::memcpy(&beat, body.data(), sizeof(beat));
+  return {beat.operations, beat.phases, beat.idle_s, beat.limit_s, body.substr(sizeof(beat))};
+}
+
+std::string pack(ExitCode code, const std::string& text) {
+  const auto number = static_cast<int32_t>(code);
+  return std::string(reinterpret_cast<const char*>(&number), sizeof(number)) + text;
+}
+
+std::pair<ExitCode, std::string> unpack_error(const std::string& body) {
+  int32_t number = static_cast<int32_t>(ExitCode::internal);
+  if (body.size() < sizeof(number)) return {ExitCode::internal, ""};
+  std::memcpy(&number, body.data(), sizeof(number));
+  return {static_cast<ExitCode>(number), body.substr(sizeof(number))};
+}
+
+}  // namespace
+
+void print_error(const std::string& text) noexcept {
+  try {
+    const std::string line = "train_gpt: error: " + one_line(text, 4000) + "\n";
+    // Not through stdio: the main thread may hold its lock.
+    if (write(STDERR_FILENO, line.data(), line.size()) < 0) return;
+  } catch (...) {
+    return;
+  }
+}
+
+void end_process(ExitCode code) noexcept {
+  const int number = static_cast<int>(code);
+  // Whoever reads our output may have stopped reading.
+  try {
+    std::thread([number] {
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      _exit(number);
+    }).detach();
+    for (FILE* file : {stdout, stderr})
+      if (ftrylockfile(file) == 0) {
+        std::fflush(file);
+        funlockfile(file);
+      }
+  } catch (...) {
+  }
+  _exit(number);
+}
+
+Watch::Watch(int rank, std::vector<std::string> hosts, std::vector<Socket> lines, double hang_timeout_s)
+    : rank_(rank),
+      hosts_(std::move(hosts)),
+      hang_timeout_s_(hang_timeout_s),
+      interval_s_(hang_timeout_s > 0 ? std::clamp(hang_timeout_s / 8, 0.05, 1.0) : 1.0),
+      standings_(hosts_.size()) {
+  for (size_t other = 0; other < lines.size(); ++other)
+    if (lines[other].is_open())
+      peers_.push_back({static_cast<int>(other), MessageLine(std::move(lines[other])), false});
+  int ends[2] = {-1, -1};
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+    fail(ExitCode::internal, "no pipe for the heartbeat thread: ", std::strerror(errno));
+  wake_read_ = Socket(ends[0]);
+  wake_write_ = Socket(ends[1]);
+  // Signals are for the main thread.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Watch::~Watch() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (request_ != Request::finish) request_ = Request::stop;
+  }
+  if (write(wake_write_.fd(), "", 1) < 0) { /* the pipe is full: the thread is awake */
+  }
+  thread_.join();
+}
+
+// ------------------------------------------------------------------------------------------ the main thread's side
+
+void Watch::at(const std::string& what, double limit_s) {
+  const std::lock_guard lock(mutex_);
+  progress_.what = what;
+  progress_.limit_s = limit_s;
+  ++progress_.phases;
+  ++changes_;
+}
+
+void Watch::reached(const char* what, int64_t number) {
+  const std::lock_guard lock(mutex_);
+  progress_.what.assign(what).append(" ").append(std::to_string(number));
+  ++progress_.operations;
+  ++changes_;
+}
+
+void Watch::exchanging(const char* what) {
+  const std::lock_guard lock(mutex_);
+  progress_.what.assign("exchange of '").append(what).append("'");
+  ++progress_.operations;
+  ++changes_;
+}
+
+ExitCode Watch::leave(const Error& error) {
+  std::unique_lock lock(mutex_);
+  if (verdict_) return *verdict_;
+  std::fflush(stdout);  // what was said before the error comes before it
+  if (done_) {          // the others have gone their way
+    print_error(error.what());
+    return error.code;
+  }
+  mine_ = {rank_, error.code, error.what(), error.code == ExitCode::rank_lost};
+  request_ = Request::leave;
+  if (write(wake_write_.fd(), "", 1) < 0) { /* the pipe is full: the thread is awake */
+  }
+  changed_.wait(lock, [this] { return verdict_.has_value() || done_; });
+  return verdict_.value_or(error.code);
+}
+
+void Watch::finish() {
+  std::unique_lock lock(mutex_);
+  request_ = Request::finish;
+  if (write(wake_write_.fd(), "", 1) < 0) { /* the pipe is full: the thread is awake */
+  }
+  changed_.wait(lock, [this] { return done_; });
+}
+
+// ------------------------------------------------------------------------------------------ the thread
+
+void Watch::run() {
+  Clock::time_point last = Clock::now();
+  tick(0);
+  for (;;) {
+    const double since = -seconds_until(last);
+    double pause = std::max(0.0, interval_s_ - since);
+    if (reason_) pause = std::clamp(seconds_until(decide_at_), 0.0, pause);
+    wait(pause);
+    for (Peer& peer : peers_) hear(peer);
+    look_at_requests();
+    {
+      const std::lock_guard lock(mutex_);
+      if (request_ == Request::stop || done_) break;
+    }
+    const double elapsed = -seconds_until(last);
+    if (elapsed >= interval_s_) {
+      last = Clock::now();
+      tick(elapsed);
+    }
+    if (reason_ && seconds_until(decide_at_) <= 0) decide();
+  }
+  const std::lock_guard lock(mutex_);
+  done_ = true;
+  changed_.notify_all();
+}
+
+void Watch::wait(double seconds) {
+  std::vector<pollfd> entries{{wake_read_.fd(), POLLIN, 0}};
+  for (const Peer& peer : peers_)
+    if (peer.line.is_open())
+      entries.push_back(
+          {peer.line.socket().fd(), static_cast<short>(peer.line.is_busy() ? POLLIN | POLLOUT : POLLIN), 0});
+  poll(entries.data(), entries.size(), static_cast<int>(seconds * 1000) + 1);
+  char used[64];
+  while (read(wake_read_.fd(), used, sizeof(used)) > 0) {
+  }
+  for (Peer& peer : peers_) peer.line.flush();
+}
+
+/// Time passes: sends this rank's heartbeat, and judges.
+void Watch::tick(double elapsed_s) {
+  // Much more time than asked for: the whole job was suspended, or the machine was. Nobody could do anything in it.
+  const double counted = hang_timeout_s_ > 0 && elapsed_s > hang_timeout_s_ / 4 ? interval_s_ : elapsed_s;
+  Standing& own = standing(rank_);
+  {
+    const std::lock_guard lock(mutex_);
+    const double idle = changes_ == seen_ ? own.progress.idle_s + counted : 0;
+    seen_ = changes_;
+    own.progress = progress_;
+    own.progress.idle_s = idle;
+  }
+  const std::string beat = pack(own.progress);
+  for (Peer& peer : peers_) {
+    standing(peer.rank).silent_s += counted;
+    // A line on which something waits is that of a rank that does not read: one more message would not help.
+    if (!peer.line.is_busy()) peer.line.send(kBeat, beat);
+  }
+  if (rank_ != 0) {
+    const Standing& first = standing(0);
+    if (!first.departed && hang_timeout_s_ > 0 && first.silent_s > hang_timeout_s_ / 2) first_is_lost();
+  } else if (!reason_ || reason_->weak) {
+    if (const std::string why = judge(standings_, hosts_, hang_timeout_s_); !why.empty())
+      consider({-1, ExitCode::rank_lost, why, false}, kSettle);
+  }
+}
+
+void Watch::hear(Peer& peer) {
+  if (!peer.line.is_open()) return;
+  Standing& other = standing(peer.rank);
+  for (const MessageLine::Message& message : peer.line.receive()) {
+    other.silent_s = 0;
+    switch (message.kind) {
+      case kBeat: other.progress = unpack(message.body); break;
+      case kGoodbye: other.departed = true; break;
+      case kError: {
+        peer.leaving = true;
+        const auto [code, text] = unpack_error(message.body);
+        const bool weak = code == ExitCode::rank_lost;
+        if (rank_ == 0) consider({peer.rank, code, text, weak}, weak ? kBetterReason : kOthersError);
+        break;
+      }
+      case kVerdict: conclude(unpack_error(message.body).first); break;
+      default: break;
+    }
+  }
+  if (peer.line.is_open() || other.departed) return;
+  if (peer.leaving) {
+    other.departed = true;  // it has given up waiting; its error is known
+    return;
+  }
+  other.closed = true;
+  if (rank_ == 0)
+    consider({-1, ExitCode::rank_lost, judge(standings_, hosts_, hang_timeout_s_), false}, kSettle);
+  else
+    consider({-1, ExitCode::rank_lost, "", false}, kSelfHelp);
+}
+
+/// The first reason counts, but one that only says that somebody is gone gives way.
+void Watch::consider(const Reason& reason, double delay_s) {
+  const bool better = !reason_ || (reason_->weak && !reason.weak);
+  if (!better) return;
+  reason_ = reason;
+  decide_at_ = in_seconds(delay_s);
+}
+
+void Watch::look_at_requests() {
+  std::unique_lock lock(mutex_);
+  if (verdict_) return;
+  if (request_ == Request::finish && !done_) {
+    lock.unlock();
+    say_goodbye();
+    return;
+  }
+  if (request_ != Request::leave) return;
+  const Reason mine = mine_;
+  lock.unlock();
+  if (rank_ == 0) {
+    if (!request_taken_) {
+      request_taken_ = true;
+      if (reason_ && reason_->text == mine.text) reason_->rank = 0;
+      consider(mine, mine.weak ? kBetterReason : 0);
+    }
+    return;
+  }
+  if (!request_taken_) {
+    request_taken_ = true;
+    // Rank 0 decides within kBetterReason; the rest is for the way.
+    give_up_at_ = in_seconds(kBetterReason + 3);
+    peers_.front().line.send(kError, pack(mine.code, mine.text));
+  } else if (seconds_until(give_up_at_) <= 0) {
+    first_is_lost();
+  }
+}
+
+/// The run ends now.
+void Watch::decide() {
+  if (rank_ != 0) {
+    first_is_lost();
+    return;
+  }
+  Reason reason = *reason_;
+  // More connections may have closed since.
+  if (reason.rank < 0)
+    if (const std::string now = judge(standings_, hosts_, hang_timeout_s_); !now.empty()) reason.text = now;
+  const std::string text =
+      reason.rank > 0 ? cat("rank ", reason.rank, " (", host(reason.rank), "): ", reason.text) : reason.text;
+  print_error(text);
+  for (Peer& peer : peers_) peer.line.send(kVerdict, pack(reason.code, text));
+  // Who has taken note ends its process, which closes the line. Who is lost does not.
+  const Clock::time_point farewell = in_seconds(kFarewell);
+  const auto waiting = [this] {
+    return std::any_of(peers_.begin(), peers_.end(), [this](const Peer& peer) {
+      const Standing& other = standing(peer.rank);
+      return peer.line.is_open() && (hang_timeout_s_ <= 0 || other.silent_s <= hang_timeout_s_ / 2);
+    });
+  };
+  while (waiting() && seconds_until(farewell) > 0) {
+    wait(0.02);
+    for (Peer& peer : peers_)
+      if (peer.line.is_open()) peer.line.receive();
+  }
+  conclude(reason.code);
+}
+
+/// Elsewhere: rank 0 has ended without a verdict, or does not answer. Each rank speaks for itself.
+void Watch::first_is_lost() {
+  std::unique_lock lock(mutex_);
+  if (verdict_) return;
+  const bool own_error = request_ == Request::leave && !mine_.weak;
+  const bool finishing = request_ == Request::finish;
+  const Reason mine = mine_;
+  lock.unlock();
+  if (finishing) return;
+  if (own_error)
+    print_error(cat("rank ", rank_, " (", host(rank_), "): ", mine.text, "; and rank 0 (", host(0),
+                    ") does not answer"));
+  else
+    print_error(cat("rank ", rank_, " (", host(rank_), "): ", lost_sentence(0, host(0), standing(0)),
+                    "; start again with --resume auto"));
+  conclude(own_error ? mine.code : ExitCode::rank_lost);
+}
+
+/// Ends the process, or lets the main thread end it where it waits in leave().
+void Watch::conclude(ExitCode code) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (request_ == Request::leave) {
+      for (Peer& peer : peers_) peer.line.close();
+      verdict_ = code;
+      done_ = true;
+      changed_.notify_all();
+      return;
+    }
+  }
+  end_process(code);
+}
+
+/// A regular end. All ranks have come to it; what happens from here on is no fault of anybody.
+void Watch::say_goodbye() {
+  for (Peer& peer : peers_) peer.line.send(kGoodbye, "");
+  const Clock::time_point deadline = in_seconds(5);
+  const auto waiting = [this] {
+    return std::any_of(peers_.begin(), peers_.end(), [this](const Peer& peer) {
+      return peer.line.is_open() && (!standing(peer.rank).departed || peer.line.is_busy());
+    });
+  };
+  while (waiting() && seconds_until(deadline) > 0) {
+    wait(0.02);
+    for (Peer& peer : peers_)
+      if (peer.line.is_open())
+        for (const MessageLine::Message& message : peer.line.receive())
+          if (message.kind == kGoodbye) standing(peer.rank).departed = true;
+  }
+  const std::lock_guard lock(mutex_);
+  done_ = true;
+  changed_.notify_all();
+}
+
+}  // namespace kinoe
