@@ -10,7 +10,7 @@
 #   make lint      formatting, clang-tidy, layers, scripts; warnings are errors
 #   make clean     removes build/ and ./train_gpt
 #
-#   CUDA=0 MPI=0   leave that out, even where it is found        CUDA=1   fail when it is not found
+#   CUDA=0 MPI=0   leave that out, even where it is found        CUDA=1   fail when it is not found (NCCL goes with CUDA)
 #   SAN=1          address and undefined-behaviour sanitizers, in build/asan; CPU only
 #   WERROR=1       warnings are errors (a register spill of a CUDA kernel is a warning)
 #   V=1            show the commands
@@ -99,10 +99,17 @@ USE_CUDA := $(if $(or $(filter 0,$(CUDA)),$(SAN)),,$(and $(CUDA_FOUND),$(wildcar
 VARIANT := $(if $(FUZZ),fuzz,$(if $(SAN),asan,$(if $(USE_CUDA),cuda,host)))
 B := build/$(VARIANT)
 
-# The fallback of an optional part is compiled where the part is not.
+# The readers need no other process.
+USE_MPI := $(if $(or $(filter 0,$(MPI)),$(FUZZ)),,$(HAVE_MPI))
+USE_NCCL := $(and $(USE_CUDA),$(HAVE_NCCL))
+
+# An optional part is in files *_PART.cpp, what is said without it in files *_PART_fallback.cpp: one of the two is
+# compiled. (CUDA's part is *.cu.)
+LEFT_OUT := $(if $(USE_CUDA),%_cuda_fallback.cpp) $(if $(USE_MPI),%_mpi_fallback.cpp,%_mpi.cpp) \
+  $(if $(USE_NCCL),%_nccl_fallback.cpp,%_nccl.cpp)
 SOURCES := $(wildcard kernels/*.cpp kernels/common/*.cpp dataloader/*.cpp trainer/*.cpp)
-SOURCES := $(filter-out $(if $(USE_CUDA),%_cuda_fallback.cpp),$(SOURCES))
-TEST_SOURCES := $(wildcard test/*.cpp) test/fuzz/readers.cpp
+SOURCES := $(filter-out $(LEFT_OUT),$(SOURCES))
+TEST_SOURCES := $(filter-out $(LEFT_OUT),$(wildcard test/*.cpp)) test/fuzz/readers.cpp
 BENCH_SOURCES := $(wildcard dev/bench*.cpp dev/bench/*.cpp)
 
 CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=$B/%.cu.o)
@@ -135,15 +142,19 @@ COMPILE_CUDA := $(NVCC) -ccbin $(CXX) -std=c++20 -O3 $(NVCC_ARCH) --threads 3 --
   -Xptxas=--warn-on-spills $(if $(WERROR),-Werror all-warnings) -I. -DKINOE_WITH_CUDA=1 \
   $(patsubst %,-Xcompiler=%,-fopenmp $(WARNINGS)) $(CPPFLAGS) $(NVCCFLAGS)
 
+COMPILE_CUDA_HOST := $(NVCC) -ccbin $(CXX) -std=c++20 -O3 -I. -DKINOE_WITH_CUDA=1 $(patsubst %,-Xcompiler=%,-fopenmp $(WARNINGS)) $(CPPFLAGS) $(NVCCFLAGS)
+
 LIBS := -lxxhash -lpthread
 CUDA_LIB_DIRS := $(wildcard $(addprefix $(realpath $(dir $(NVCC))..)/,lib64 lib))
 # nvcc knows where its libraries are; the run path spares the user LD_LIBRARY_PATH.
 LINK := $(if $(USE_CUDA),$(NVCC) -ccbin $(CXX) -Xcompiler=-fopenmp $(patsubst %,-Xlinker=-rpath=%,$(firstword $(CUDA_LIB_DIRS))) $(addprefix -Xcompiler=,$(LDFLAGS)),$(CXX) $(OPTIMIZE) -fopenmp $(LDFLAGS))
-LIBS += $(if $(USE_CUDA),-lcublasLt -ldl)
+LIBS += $(if $(USE_CUDA),-lcublasLt -ldl) $(if $(USE_NCCL),-lnccl)
+# Options for the linker and for g++ have other names where nvcc links.
+LIBS += $(if $(USE_MPI),$(if $(USE_CUDA),$(patsubst -pthread,,$(patsubst -Wl$(comma)%,-Xlinker=%,$(MPI_LIBS))),$(MPI_LIBS)))
 
 binary: $B/train_gpt
 	@$(if $(SAN),true,cmp -s $< train_gpt || { rm -f train_gpt; ln $< train_gpt 2>/dev/null || cp $< train_gpt; })
-	@echo "built $(if $(SAN),$<,./train_gpt): $(if $(USE_CUDA),CUDA for sm_80$(comma) sm_90a and later,CPU only)"
+	@echo "built $(if $(SAN),$<,./train_gpt): $(if $(USE_CUDA),CUDA for sm_80$(comma) sm_90a and later,CPU only)$(if $(USE_NCCL),$(comma) NCCL)$(if $(USE_MPI),$(comma) MPI)"
 
 tests: $B/kinoe_tests
 
@@ -201,6 +212,14 @@ $B/%.o: %.cpp $B/compile.command
 	@mkdir -p $(@D)
 	$(Q)$(COMPILE) $(DEFINE_COMMIT) -MMD -MP -c $< -o $@
 
+# Only what uses MPI and NCCL sees their headers. nvcc knows where CUDA's are, and g++ compiles for it.
+$B/%_mpi.o: private COMPILE += $(MPI_CPPFLAGS)
+$B/%_mpi.o: private COMPILE_TEST += $(MPI_CPPFLAGS)
+$B/%_nccl.o: %_nccl.cpp $B/compile.command
+	@echo "  C++   $<"
+	@mkdir -p $(@D)
+	$(Q)$(COMPILE_CUDA_HOST) -MMD -MP -c $< -o $@
+
 # A run records the commit it was built from.
 COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null))
 $B/trainer/monitor_run.o: DEFINE_COMMIT = $(if $(COMMIT),-DKINOE_COMMIT='"$(COMMIT)"')
@@ -225,7 +244,7 @@ $B/%.cu.o: %.cu $B/compile.command
 	$(Q)$(COMPILE_CUDA) -MMD -MP -c $< -o $@
 
 # Files that hold a command line, rewritten when it changes: what depends on them is then made again.
-$B/compile.command: COMMAND = $(COMPILE) $(if $(CUDA_FOUND),$(COMPILE_CUDA))
+$B/compile.command: COMMAND = $(COMPILE) $(MPI_CPPFLAGS) $(if $(CUDA_FOUND),$(COMPILE_CUDA))
 $B/commit.command: COMMAND = $(COMMIT)
 $B/link.command: COMMAND = $(LINK) $(LIBS) $(OBJECTS) $(TEST_OBJECTS) $(BENCH_OBJECTS)
 $B/%.command: FORCE
