@@ -24,8 +24,10 @@
 #include "dataloader/mapped_file.h"
 #include "dataloader/stories.h"
 #include "dataloader/tokenizer.h"
+#include "kernels/cast.h"
 #include "trainer/backward.h"
 #include "trainer/batch_plan.h"
+#include "trainer/channel.h"
 #include "trainer/checkpoint.h"
 #include "trainer/config.h"
 #include "trainer/feed.h"
@@ -324,11 +326,18 @@ void load_start(const Context& ctx, const RunSetup& setup, const Model& model, T
     return;
   }
   const double began = now_seconds();
-  load_parameters(ctx, *checkpoint, model.table, memory);
+  const uint64_t hash = load_parameters(ctx, *checkpoint, model.table, ShardLayout(model.table, 0, 1, false),
+                                        memory.masters, memory.m, memory.v);
+  if (memory.weights.data != memory.masters.data) cast(ctx, {memory.weights, memory.masters});
+  synchronize(ctx);
   const double took = now_seconds() - began;
   const uint64_t bytes = plan_checkpoint(model.table, model.dtype, memory.m.dtype, 0).bytes();
   print_notes({cat("going on from ", checkpoint->directory(), ": ", mebibytes(bytes), " read and checked in ",
                    std::round(took * 100) / 100, " s")});
+  if (hash != setup.state.weights_hash)
+    fail(ExitCode::checkpoint, checkpoint->directory(),
+         ": the weights are not those of the step its state.json names (their "
+         "hash differs); use an older checkpoint, or --resume latest-valid");
   if (training.weights_hash() != setup.state.weights_hash)
     fail(ExitCode::checkpoint, checkpoint->directory(), ": the weights in memory are not those of step ",
          setup.state.step, " (their hash differs)");
@@ -375,7 +384,7 @@ void draw_loss(const RunSetup& setup, const std::string& metrics, const std::str
 
 int train(const CommandLine& command, int argc, char** argv) {
   const std::unique_ptr<Files> files = posix_files();
-  RunSetup setup = set_up_run(*files, command);
+  RunSetup setup = set_up_run(*files, command, 1);
   RunConfig& config = setup.config;
   const TrainingState& state = setup.state;
 
@@ -386,16 +395,18 @@ int train(const CommandLine& command, int argc, char** argv) {
   Model model(setup.model, ctx.backend, config.dtype.value());
   const OptimizerSettings optimizer = optimizer_settings(config);
 
+  const ShardLayout layout(model.table, 0, 1, false);
+  const std::unique_ptr<Channel> saving_line = alone();
+
   // The plan, before anything large exists.
   const bool with_eval = setup.data.validation.has_value();
   Arena planned;
   const ParameterMemory planned_parameters =
       take_memory(planned, model, config, optimizer, with_eval).parameters;
   const bool saves = !config.no_checkpoints;
-  const size_t save_bytes =
-      saves ? CheckpointSaver::planned_buffer_bytes(Saving::source(planned_parameters),
-                                                    ctx.backend == Backend::cpu ? planned.used() : 0)
-            : 0;
+  const size_t save_bytes = saves ? CheckpointSaver::planned_buffer_bytes(
+                                        layout.owned(), ctx.backend == Backend::cpu ? planned.used() : 0, 1)
+                                  : 0;
   std::FILE* tables =
       config.log_format == "json" ? stderr : stdout;  // in JSON, standard output is for records alone
   const MemoryPlan memory_plan =
@@ -432,7 +443,8 @@ int train(const CommandLine& command, int argc, char** argv) {
 
   const Monitor::Options options = monitor_options(setup);
   Monitor monitor(options);
-  Saving saving(*files, ctx, model, config, run_memory.parameters, save_bytes, setup.tokenizers, monitor);
+  Saving saving(*files, ctx, model, config, run_memory.parameters, layout, *saving_line, save_bytes,
+                setup.tokenizers, &monitor);
   DeviceWatch watch(*device, memory_plan.total);
   const TokenFlops flops = training_flops(setup.model, config.seq_len.value());
   const std::optional<Peak> peak = peak_flops(device->info().name, model.dtype);

@@ -35,10 +35,10 @@ declare -A may=(
   [resume]="common op model_config parameters flops model optimizer config files checkpoint data_state"
   [inspect]="common op model_config parameters config files safetensors checkpoint tables dataloader data_state"
   [inference]="common op model_config parameters model layer_hooks forward eval sample feed optimizer one_rank tables config files import checkpoint dataloader data_state"
-  [saving]="common op model_config parameters model optimizer config files checkpoint monitor data_state"
+  [saving]="common op model_config parameters model optimizer config files checkpoint monitor channel data_state"
   [run_setup]="common op model_config parameters config files checkpoint resume import inference tables model optimizer layer_hooks dataloader data_state"
   [import]="common model_config parameters files safetensors"
-  [checkpoint]="common op model_config parameters files safetensors data_state"
+  [checkpoint]="common op model_config parameters files safetensors channel data_state"
 )
 for leaf in $leaves; do may[$leaf]="common"; done
 may[launch]="common channel"

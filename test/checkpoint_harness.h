@@ -12,6 +12,17 @@
 
 namespace kinoe {
 
+/// Tensors of prime and odd sizes, several chunks long, some of them smaller than a chunk.
+inline ModelConfig prime_llama() {
+  ModelConfig config = small_llama(false);
+  config.vocab_size = 1009;
+  config.hidden = 118;
+  config.heads = config.kv_heads = 2;
+  config.head_dim = 58;
+  config.ffn = 251;
+  return config;
+}
+
 /// What a rank writes of memory that holds everything.
 inline std::vector<HeldRange> owned_by(const ParameterTable& table, int rank, int ranks) {
   return ShardLayout(table, rank, ranks, false).owned();

@@ -80,6 +80,7 @@ class CheckpointSaverTest : public testing::Test {
   [[nodiscard]] std::string at(int64_t step) const { return checkpoint_path(run.path(), step); }
 
   std::unique_ptr<Device> device = Device::cpu();
+  std::unique_ptr<Channel> ranks = alone();
   std::unique_ptr<Files> real = std::make_unique<FaultyFiles>();
   FreshDirectory run;
   StoredModel live{small_llama(false)};
@@ -91,7 +92,8 @@ TEST_F(CheckpointSaverTest, HoldsExactlyItsStepWhileTrainingGoesOn) {
       SlowFiles slow(std::chrono::microseconds(300));
       std::vector<std::pair<int64_t, StoredModel>> expected;
       {
-        CheckpointSaver saver(slow, device->context(), live.table, source(), options(blocks, weights));
+        CheckpointSaver saver(slow, device->context(), live.table, source(), *ranks,
+                              options(blocks, weights));
         for (int64_t step = 1; step <= 3; ++step) {
           train_on();
           expected.emplace_back(step, live);
@@ -123,7 +125,7 @@ TEST_F(CheckpointSaverTest, HoldsExactlyItsStepWhileTrainingGoesOn) {
 
 TEST_F(CheckpointSaverTest, ResultsComeOnceEachInOrder) {
   SlowFiles slow(std::chrono::microseconds(100));
-  CheckpointSaver saver(slow, device->context(), live.table, source(), options(64));
+  CheckpointSaver saver(slow, device->context(), live.table, source(), *ranks, options(64));
   EXPECT_FALSE(saver.poll());
   EXPECT_FALSE(saver.wait());
   save(saver, 1);
@@ -146,7 +148,7 @@ TEST_F(CheckpointSaverTest, AFailedSaveIsSaidCleanedUpAndTriedAgain) {
     for (const int call : {1, 4, 25, 60}) {
       SCOPED_TRACE(call);
       FaultyFiles files;
-      CheckpointSaver saver(files, device->context(), live.table, source(), options(blocks));
+      CheckpointSaver saver(files, device->context(), live.table, source(), *ranks, options(blocks));
       save(saver, 10);
       EXPECT_EQ(saver.wait()->error, "");
       const StoredModel good = live;
@@ -170,7 +172,7 @@ TEST_F(CheckpointSaverTest, AFailedSaveIsSaidCleanedUpAndTriedAgain) {
 
 TEST_F(CheckpointSaverTest, AFullDiskKeepsTheLastGoodOneHoweverOftenItFails) {
   FaultyFiles files;
-  CheckpointSaver saver(files, device->context(), live.table, source(), options(64));
+  CheckpointSaver saver(files, device->context(), live.table, source(), *ranks, options(64));
   save(saver, 1);
   EXPECT_EQ(saver.wait()->error, "");
   const StoredModel good = live;
@@ -192,7 +194,7 @@ TEST_F(CheckpointSaverTest, OldOnesGoAfterTheNewOneIsThere) {
   FaultyFiles files;
   CheckpointSaver::Options keeping = options(64);
   keeping.keep = {.newest = 2, .every = 4};
-  CheckpointSaver saver(files, device->context(), live.table, source(), keeping);
+  CheckpointSaver saver(files, device->context(), live.table, source(), *ranks, keeping);
   for (int64_t step = 1; step <= 7; ++step) save(saver, step);
   while (const std::optional<SaveResult> result = saver.wait()) EXPECT_EQ(result->error, "");
   EXPECT_EQ(checkpoint_steps(*real, run.path()), (std::vector<int64_t>{4, 6, 7}));
@@ -202,7 +204,7 @@ TEST_F(CheckpointSaverTest, OldOnesThatCannotBeRemovedAreNoFailedSave) {
   FaultyFiles files;
   CheckpointSaver::Options keeping = options(64);
   keeping.keep = {.newest = 1, .every = 0};
-  CheckpointSaver saver(files, device->context(), live.table, source(), keeping);
+  CheckpointSaver saver(files, device->context(), live.table, source(), *ranks, keeping);
   save(saver, 1);
   EXPECT_EQ(saver.wait()->error, "");
   const int before = files.calls();
@@ -224,7 +226,7 @@ TEST_F(CheckpointSaverTest, AThreadThatDiesIsHeardOf) {
   for (const size_t blocks : {size_t{1}, size_t{64}}) {
     FaultyFiles files;
     files.kill_at(20);
-    CheckpointSaver saver(files, device->context(), live.table, source(), options(blocks));
+    CheckpointSaver saver(files, device->context(), live.table, source(), *ranks, options(blocks));
     const auto all = [&] {
       save(saver, 1);
       saver.wait();

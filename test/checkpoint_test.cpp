@@ -14,17 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Tensors of prime and odd sizes, several chunks long, some of them smaller than a chunk.
-ModelConfig prime_llama() {
-  ModelConfig config = small_llama(false);
-  config.vocab_size = 1009;
-  config.hidden = 118;
-  config.heads = config.kv_heads = 2;
-  config.head_dim = 58;
-  config.ffn = 251;
-  return config;
-}
-
 class CheckpointTest : public testing::Test {
  protected:
   std::unique_ptr<Files> files = std::make_unique<FaultyFiles>();
@@ -175,6 +164,9 @@ TEST_F(CheckpointTest, StateReadsBack) {
   state.first_sample = 11;
   state.skipped = 2;
   state.nan = 1;
+  EXPECT_EQ(training_state_from_json(to_json(state), "state.json").ranks,
+            0);  // as older ones, without the key
+  state.ranks = 24;
   state.weights_hash = 0xfedcba9876543210;
   state.settings = {{"lr", "0.001"}, {"model", "\"a \\\"b\\\"\""}};
   state.changes = {{3, "lr", "0.1", "0.001"}};
@@ -186,6 +178,7 @@ TEST_F(CheckpointTest, StateReadsBack) {
   EXPECT_EQ(read.schedule_tokens, state.schedule_tokens);
   EXPECT_EQ(read.skipped, 2);
   EXPECT_EQ(read.nan, 1);
+  EXPECT_EQ(read.ranks, 24);
   EXPECT_EQ(read.weights_hash, state.weights_hash);
   EXPECT_EQ(read.settings, state.settings);
   EXPECT_EQ(read.changes.size(), 1);

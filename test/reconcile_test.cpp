@@ -76,6 +76,7 @@ const std::vector<Change>& changes_of_numbers() {
       {"adam-state", [](RunConfig& c) { c.adam_state = DType::bf16; }},
       {"dtype", [](RunConfig& c) { c.dtype = DType::bf16; }},
       {"document-mask", [](RunConfig& c) { c.document_mask = true; }},
+      {"determinism", [](RunConfig& c) { c.determinism = "topology"; }},
       {"global-batch", [](RunConfig& c) { c.global_batch = 8; }}};
   return changes;
 }
@@ -142,6 +143,83 @@ TEST(Reconcile, Row41WhatChangesNoNumbersIsFree) {
   config.micro_batch = 4;  // the same numbers but for the last bits
   reconcile(config, state, notes);
   EXPECT_TRUE(has(notes, "micro-batch is 4, was 2"));
+}
+
+TEST(Reconcile, Row41TheMicroBatchIsPartOfTheResultInTopologyMode) {
+  RunConfig before = config_40(), config = before;
+  before.determinism = config.determinism = "topology";
+  config.micro_batch = 4;
+  TrainingState state = state_at(20, before);
+  std::vector<std::string> notes;
+  expect_error(ExitCode::checkpoint, {"micro-batch: 2 in the checkpoint, 4 here", "--override"},
+               [&] { reconcile(config, state, notes); });
+  config.override_ = {"micro-batch"};
+  reconcile(config, state, notes);
+  ASSERT_EQ(state.changes.size(), 1U);
+  EXPECT_EQ(state.changes[0].name, "micro-batch");
+  EXPECT_EQ(notes, std::vector<std::string>{"from step 21 on micro-batch is 4, was 2"});
+  // From one mode to the other the micro-batch is named where it counts from then on.
+  config.determinism = "run";
+  config.override_ = {"determinism"};
+  state = state_at(20, before);
+  notes.clear();
+  reconcile(config, state, notes);
+  EXPECT_EQ(state.changes.size(), 1U);
+  EXPECT_TRUE(has(notes, "micro-batch is 4, was 2: sums"));
+}
+
+TEST(Reconcile, Row41OtherRanksAndStagesAreFreeAndSaid) {
+  for (const char* mode : {"run", "topology"}) {
+    RunConfig config = config_40();
+    config.determinism = mode;
+    TrainingState state = state_at(20, config);
+    state.ranks = 2;
+    std::vector<std::string> notes;
+    const std::string numbers =
+        config.determinism == "run" ? ": sums are added in another order" : ": the same numbers";
+    reconcile_ranks(config, state, 2, notes);
+    EXPECT_TRUE(notes.empty());
+    reconcile_ranks(config, state, 3, notes);
+    EXPECT_TRUE(has(notes, "saved by 2 ranks, going on with 3" + numbers));
+    EXPECT_EQ(state.ranks, 3);
+    notes.clear();
+    config.zero = 0;
+    reconcile(config, state, notes);
+    ASSERT_EQ(notes.size(), 1U);
+    EXPECT_TRUE(notes[0].starts_with("zero is ") && has(notes, numbers)) << notes[0];
+    EXPECT_TRUE(state.changes.empty());
+  }
+}
+
+/// Without this a run that goes on with more ranks would have another default, and in topology mode be refused.
+TEST(Reconcile, Row41TheRecordedMicroBatchIsKeptWithOtherRanks) {
+  const RunConfig before = config_40();
+  for (const int ranks : {1, 2, 3, 8}) {
+    RunConfig config = resumed_config(settings_of(before), "state.json", {});
+    RunFacts facts;
+    facts.parameters = 1000;
+    facts.max_positions = 64;
+    facts.ranks = ranks;
+    facts.schedule_tokens = before.total_tokens();
+    resolve(config, facts);
+    EXPECT_EQ(config.micro_batch, before.micro_batch);
+    TrainingState state = state_at(20);
+    std::vector<std::string> notes;
+    reconcile(config, state, notes);
+    EXPECT_TRUE(notes.empty()) << notes[0];
+  }
+}
+
+TEST(Reconcile, ACheckpointOlderThanAnOptionHadItsDefault) {
+  TrainingState state = state_at(20);
+  std::erase_if(state.settings, [](const auto& s) { return s.first == "determinism" || s.first == "zero"; });
+  RunConfig config = config_40();
+  std::vector<std::string> notes;
+  reconcile(config, state, notes);
+  EXPECT_TRUE(notes.empty()) << notes[0];
+  config.determinism = "topology";
+  expect_error(ExitCode::checkpoint, {"determinism: \"run\" in the checkpoint, \"topology\" here"},
+               [&] { reconcile(config, state, notes); });
 }
 
 TEST(Reconcile, TheLengthOfSequencesNeverChanges) {

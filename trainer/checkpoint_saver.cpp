@@ -9,11 +9,15 @@
 namespace kinoe {
 namespace {
 
-int64_t block_elements(const CheckpointSource& source) {
-  return std::min(CheckpointSaver::kBlockElements, source.masters.size());
+int64_t elements_of(const std::vector<HeldRange>& ranges) {
+  int64_t count = 0;
+  for (const HeldRange& range : ranges) count += range.end - range.begin;
+  return count;
 }
-size_t block_bytes(const CheckpointSource& source) {
-  return static_cast<size_t>(block_elements(source)) * sizeof(float);
+
+/// Of one block: a rank that owns nothing has small ones.
+int64_t block_elements(const std::vector<HeldRange>& ranges, int64_t most) {
+  return std::clamp(elements_of(ranges), kChunk, most);
 }
 
 double ms_since(std::chrono::steady_clock::time_point begin) {
@@ -22,22 +26,46 @@ double ms_since(std::chrono::steady_clock::time_point begin) {
 
 }  // namespace
 
-size_t CheckpointSaver::planned_buffer_bytes(const CheckpointSource& source, size_t reserved) {
-  const size_t block = block_bytes(source);
-  const auto blocks = static_cast<size_t>((source.masters.size() - 1) / block_elements(source) + 1);
-  const size_t free = cpu_info().free_bytes, spare = (free - std::min(free, reserved)) / 2 / block;
-  return std::max<size_t>(2, std::min(3 * blocks, spare)) * block;
+size_t CheckpointSaver::planned_buffer_bytes(const std::vector<HeldRange>& ranges, size_t reserved,
+                                             int sharing) {
+  const int64_t elements = block_elements(ranges, kBlockElements);
+  const size_t block = static_cast<size_t>(elements) * sizeof(float);
+  const auto blocks = static_cast<size_t>((elements_of(ranges) + elements - 1) / elements);
+  const auto ranks = static_cast<size_t>(sharing);
+  const size_t free = cpu_info().free_bytes, spare = (free - std::min(free, reserved * ranks)) / ranks / 2;
+  return std::max<size_t>(2, std::min(3 * blocks, spare / block)) * block;
 }
 
 CheckpointSaver::CheckpointSaver(Files& files, const Context& ctx, const ParameterTable& table,
-                                 const CheckpointSource& source, const Options& options)
+                                 const CheckpointSource& source, Channel& ranks, const Options& options)
     : files_(files),
       ctx_(ctx),
       table_(table),
       source_(source),
-      block_elements_(block_elements(source)),
+      ranks_(ranks),
+      block_elements_(block_elements(options.ranges, options.block_elements)),
       options_(options),
+      cut_(cut(options.ranges, block_elements_)),
       thread_([this] { work(); }) {}
+
+/// Every block full but the last: small ranges share one.
+std::vector<std::vector<CheckpointSaver::Piece>> CheckpointSaver::cut(const std::vector<HeldRange>& ranges,
+                                                                      int64_t elements) {
+  std::vector<std::vector<Piece>> blocks;
+  int64_t used = elements;
+  for (const HeldRange& range : ranges)
+    for (int64_t at = range.begin; at < range.end;) {
+      if (used == elements) {
+        blocks.emplace_back();
+        used = 0;
+      }
+      const int64_t count = std::min(elements - used, range.end - at);
+      blocks.back().push_back({at, count, range.local + (at - range.begin), used});
+      at += count;
+      used += count;
+    }
+  return blocks;
+}
 
 CheckpointSaver::~CheckpointSaver() {
   {
@@ -61,33 +89,50 @@ void CheckpointSaver::save(const TrainingState& state, const std::vector<SmallFi
     job_ = std::move(job);
   }
   changed_.notify_all();
+  const auto copied = [&](bool torn) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (job_.get() == in_progress) {
+        job_->copied = true;
+        job_->torn = torn;
+      }
+    }
+    changed_.notify_all();
+  };
+  try {
+    copy_all();
+    in_progress->ended.record(ctx_);
+  } catch (...) {
+    copied(true);  // or the thread, and the other ranks with it, would wait for the rest for ever
+    throw;
+  }
+  copied(false);
+}
+
+void CheckpointSaver::copy_all() {
   copy(Section::masters, source_.masters);
   copy(Section::m, source_.m);
   copy(Section::v, source_.v);
-  in_progress->ended.record(ctx_);
-  {
-    const std::lock_guard lock(mutex_);
-    if (job_.get() == in_progress) job_->copied = true;
-  }
-  changed_.notify_all();
 }
 
 void CheckpointSaver::copy(Section section, const Tensor& from) {
-  for (const HeldRange& range : options_.ranges)
-    for (int64_t at = range.begin; at < range.end; at += block_elements_) {
-      Block block = take(free_);
-      block.section = section;
-      block.begin = at;
-      block.count = std::min(block_elements_, range.end - at);
-      const Tensor part = from.slice(range.local + (at - range.begin), block.count);
-      download(ctx_, block.memory.data(), part.data, part.bytes());
-      block.ready.record(ctx_);
-      {
-        const std::lock_guard lock(mutex_);
-        ++job_->blocks;
-      }
-      put(filled_, std::move(block));
+  for (const std::vector<Piece>& pieces : cut_) {
+    Block block = take(free_);
+    block.section = section;
+    block.pieces = &pieces;
+    for (const Piece& piece : pieces) {
+      const Tensor part = from.slice(piece.from, piece.count);
+      download(ctx_,
+               static_cast<char*>(block.memory.data()) + static_cast<size_t>(piece.at) * size_of(part.dtype),
+               part.data, part.bytes());
     }
+    block.ready.record(ctx_);
+    {
+      const std::lock_guard lock(mutex_);
+      ++job_->blocks;
+    }
+    put(filled_, std::move(block));
+  }
 }
 
 std::optional<SaveResult> CheckpointSaver::poll() {
@@ -127,7 +172,7 @@ void CheckpointSaver::put(std::deque<Block>& list, Block block) {
 // ---- The thread ------------------------------------------------------------------------------------------------------
 
 void CheckpointSaver::allocate() {
-  const size_t block = block_bytes(source_);
+  const size_t block = static_cast<size_t>(block_elements_) * sizeof(float);
   for (size_t bytes = 0; bytes < options_.buffer_bytes; bytes += block) {
     put(free_, Block{.memory = Memory::pinned(ctx_.backend, block), .ready = Event(ctx_.backend)});
     const std::lock_guard lock(mutex_);
@@ -178,71 +223,99 @@ std::optional<CheckpointSaver::Block> CheckpointSaver::next_filled(Job& job) {
   return block;
 }
 
-/// Takes every block of the save, whatever happens: training must not wait for blocks that nobody gives back.
-SaveResult CheckpointSaver::write(Job& job) {
-  const auto began = std::chrono::steady_clock::now();
-  SaveResult result;
-  result.step = job.state.step;
+/// Takes every block of the save, whatever has failed and where: training must not wait for blocks that nobody gives back.
+/// Returns the checksums of what was written.
+std::vector<uint64_t> CheckpointSaver::write_blocks(Job& job, FirstFailure& failure, bool begun) {
   std::unique_ptr<CheckpointPart> part;
-  std::mutex failing;  // the writers' first failure
-  std::exception_ptr failure;
-  const auto attempt = [&](const auto& step) {
-    {
-      const std::lock_guard lock(failing);
-      if (failure) return;
-    }
-    try {
-      step();
-    } catch (...) {
-      const std::lock_guard lock(failing);
-      if (!failure) failure = std::current_exception();
-    }
+  if (begun)
+    failure.attempt([&] {
+      if (ranks_.rank() != 0) check_begun(files_, options_.run_directory, job.plan);
+      part = std::make_unique<CheckpointPart>(files_, options_.run_directory, table_, job.plan);
+    });
+  const auto write_block = [&](const Block& block) {
+    block.ready.wait();
+    const Section section = block.section == Section::masters && options_.weights == DType::f32
+                                ? Section::weights
+                                : block.section;
+    const size_t element = size_of(block.section == Section::masters ? DType::f32 : source_.m.dtype);
+    const char* elements = static_cast<const char*>(block.memory.data());
+    for (const Piece& piece : *block.pieces)
+      part->write(section, piece.begin, piece.count, elements + static_cast<size_t>(piece.at) * element);
   };
-  attempt([&] {
-    begin_checkpoint(files_, options_.run_directory, job.plan);
-    part = std::make_unique<CheckpointPart>(files_, options_.run_directory, table_, job.plan);
-  });
-  const auto write_blocks = [&] {
+  const auto write_some = [&] {
     while (std::optional<Block> block = next_filled(job)) {
-      block->ready.wait();
-      const Section section = block->section == Section::masters && options_.weights == DType::f32
-                                  ? Section::weights
-                                  : block->section;
-      attempt([&] { part->write(section, block->begin, block->count, block->memory.data()); });
+      if (part) failure.attempt([&] { write_block(*block); });
       put(free_, std::move(*block));
     }
   };
   std::vector<std::thread> others;
-  for (int i = 1; i < options_.writers; ++i) others.emplace_back(write_blocks);
-  write_blocks();
+  for (int i = 1; i < options_.writers; ++i) others.emplace_back(write_some);
+  write_some();
   for (std::thread& other : others) other.join();
-  attempt([&] {
-    const std::vector<uint64_t> checksums = part->finish();
-    publish_checkpoint(files_, options_.run_directory, table_, job.plan, checksums, job.state,
-                       job.small_files);
-    result.bytes = job.plan.bytes();
+  std::vector<uint64_t> checksums(job.plan.chunks());
+  failure.attempt([&] {
+    if (job.torn) fail(ExitCode::checkpoint, "the numbers of the step could not be copied");
+    if (part) checksums = part->finish();
   });
-  part.reset();
-  try {
-    if (failure) std::rethrow_exception(failure);
-    remove_old_checkpoints(files_, options_.run_directory, options_.keep);
-  } catch (const Error& error) {
-    if (failure)
-      result.error = error.what();
-    else
-      result.warning = cat("an older checkpoint was not removed: ", error.what());
+  return checksums;
+}
+
+/// Every rank makes the same exchanges: what is done next follows from what all have said. Returns why the save failed.
+std::string CheckpointSaver::write_together(Job& job) {
+  const bool first = ranks_.rank() == 0;
+  const std::string what = cat("checkpoint of step ", job.plan.step);
+  FirstFailure failure;
+  if (first) failure.attempt([&] { begin_checkpoint(files_, options_.run_directory, job.plan); });
+  std::string error = agree(ranks_, what + " begun", failure.text());
+  const std::vector<uint64_t> mine = write_blocks(job, failure, error.empty());
+  if (!error.empty()) return error;
+  error = agree(ranks_, what + " written", failure.text());
+  if (!error.empty()) return error;
+  const Gathering checksums(ranks_, what + ": checksums", mine);
+  if (first)
+    failure.attempt([&] {
+      const std::vector<uint64_t>& all = checksums.complete();
+      for (const Gathering::Sample& sample : checksums.samples())
+        check_arrived(files_, options_.run_directory, table_, job.plan, sample.index, all[sample.index]);
+      publish_checkpoint(files_, options_.run_directory, table_, job.plan, all, job.state, job.small_files);
+    });
+  return agree(ranks_, what + " published", failure.text());
+}
+
+SaveResult CheckpointSaver::write(Job& job) {
+  const auto began = std::chrono::steady_clock::now();
+  SaveResult result;
+  result.step = job.state.step;
+  result.error = write_together(job);
+  if (result.error.empty()) result.bytes = job.plan.bytes();
+  if (ranks_.rank() == 0) clean_up(job, result);
+  double stall_ms = 0;
+  if (!job.torn) {
+    job.ended.wait();
+    stall_ms = job.ended.ms_since(job.began);
   }
-  if (!result.error.empty()) {
-    try {
-      const std::string left = checkpoint_path(options_.run_directory, job.plan.step) + ".tmp";
-      if (files_.kind(left) != Files::Kind::absent) remove_tree(files_, left);
-    } catch (const FileError&) {  // what cannot be removed now is removed at the next save or start
-    }
-  }
-  job.ended.wait();
-  result.stall_ms = job.ended.ms_since(job.began);
+  for (const std::string& text :
+       ranks_.exchange(cat("checkpoint of step ", result.step, " ended"), cat(stall_ms)))
+    result.stall_ms = std::max(result.stall_ms, std::stod(text));
   result.write_ms = ms_since(began);
   return result;
+}
+
+/// Old checkpoints after a new one; what is left of one that failed.
+void CheckpointSaver::clean_up(const Job& job, SaveResult& result) {
+  try {
+    if (result.error.empty()) {
+      remove_unfinished_checkpoints(files_, options_.run_directory);  // of saves that could not even clean up
+      remove_old_checkpoints(files_, options_.run_directory, options_.keep);
+      return;
+    }
+    const std::string left = checkpoint_path(options_.run_directory, job.plan.step) + ".tmp";
+    if (files_.kind(left) != Files::Kind::absent) remove_tree(files_, left);
+  } catch (
+      const Error&
+          error) {  // what is left of one that failed is removed after the next save, or at the next start
+    if (result.error.empty()) result.warning = cat("an older checkpoint was not removed: ", error.what());
+  }
 }
 
 }  // namespace kinoe

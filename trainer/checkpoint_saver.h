@@ -4,6 +4,10 @@
 // writes each block as it arrives. With a block for everything (the default where host memory allows) training
 // stalls for the copies alone; with fewer, save() waits for blocks to be written and used again.
 //
+// All ranks save together, each what it owns: rank 0 begins, all write, rank 0 publishes. save() is called for the same steps on
+// every rank; the threads agree over a channel of their own (checkpoint_ranks.h), so training does not wait for it. A failure
+// anywhere is the failure of the save everywhere; a rank that is lost is no failed save but thrown.
+//
 // A save that fails is said, its .tmp removed, and training goes on: the next interval tries again. The previous
 // checkpoint is never touched.
 #pragma once
@@ -17,28 +21,31 @@
 #include <thread>
 
 #include "kernels/common/device.h"
+#include "trainer/channel.h"
+#include "trainer/checkpoint_ranks.h"
 #include "trainer/checkpoint_write.h"
 
 namespace kinoe {
 
-/// The flat ranges a checkpoint is made of, on the device.
+/// What a checkpoint is made of: this rank's memory, on the device.
 struct CheckpointSource {
-  Tensor masters;  // [flat] fp32
-  Tensor m, v;     // [flat] fp32 or bf16
+  Tensor masters;  // fp32
+  Tensor m, v;     // fp32 or bf16
 };
 
+/// The same on every rank but for `warning` and `write_ms`.
 struct SaveResult {
   int64_t step = 0;
-  std::string error;    // why it failed; "" if it is complete
-  std::string warning;  // of a complete one: older ones that could not be removed
-  uint64_t bytes = 0;
-  double stall_ms = 0;  // what training lost
+  std::string error;    // why it failed, of the lowest rank where it did; "" if it is complete
+  std::string warning;  // on rank 0, of a complete one: older ones that could not be removed
+  uint64_t bytes = 0;   // of all ranks
+  double stall_ms = 0;  // what training lost, on the rank that lost most
   double write_ms = 0;  // from the first block to the last fsync
 };
 
 class CheckpointSaver {
  public:
-  static constexpr int64_t kBlockElements = int64_t{1} << 23;
+  static constexpr int64_t kBlockElements = int64_t{1} << 23;  // whole chunks
 
   struct Options {
     std::string run_directory;
@@ -47,20 +54,23 @@ class CheckpointSaver {
     std::vector<HeldRange> ranges;  // what this rank writes, and where `source` has it
     int writers = 1;                // threads that write blocks
     Retention keep;
+    int64_t block_elements = kBlockElements;  // at most; whole chunks
   };
-  /// Host memory for copies of everything, or what this machine can spare of it when `reserved` bytes more are taken; at least
-  /// two blocks.
-  static size_t planned_buffer_bytes(const CheckpointSource& source, size_t reserved);
+  /// Host memory for copies of `ranges`, or what this machine can spare of it; at least two blocks. `sharing` ranks run on this
+  /// machine, each of which takes `reserved` bytes more and as much for its copies.
+  static size_t planned_buffer_bytes(const std::vector<HeldRange>& ranges, size_t reserved, int sharing);
 
-  /// `files`, `table` and what `source` views must outlive the saver. Allocates the buffers in the thread.
+  /// `files`, `table`, `ranks` and what `source` views must outlive the saver; `ranks` is used by its thread alone. Allocates the
+  /// buffers in the thread.
   CheckpointSaver(Files& files, const Context& ctx, const ParameterTable& table,
-                  const CheckpointSource& source, const Options& options);
+                  const CheckpointSource& source, Channel& ranks, const Options& options);
   ~CheckpointSaver();  // waits for a save in progress
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
   /// Waits for the save before it, if one is in progress (its result is kept for poll()). `state` is that of the step
-  /// whose update was queued last on the context's stream.
+  /// whose update was queued last on the context's stream. Rank 0's `state` and `small_files` are written. With fewer blocks than
+  /// copies it returns only after the other ranks have called it.
   void save(const TrainingState& state, const std::vector<SmallFile>& small_files);
 
   /// The result of a finished save, each once.
@@ -69,11 +79,17 @@ class CheckpointSaver {
   std::optional<SaveResult> wait();
 
  private:
+  /// Consecutive elements of the flat range, whole chunks.
+  struct Piece {
+    int64_t begin = 0, count = 0;
+    int64_t from = 0;  // in the source's memory
+    int64_t at = 0;    // in the block
+  };
   struct Block {
     Memory memory;
     Event ready;
     Section section = Section::masters;
-    int64_t begin = 0, count = 0;
+    const std::vector<Piece>* pieces = nullptr;
   };
   struct Job {
     Job(TrainingState at, std::vector<SmallFile> small, CheckpointPlan planned, Backend backend)
@@ -89,11 +105,17 @@ class CheckpointSaver {
     int64_t blocks = 0;  // copied so far; all of them when `copied`
     bool copied = false;
     int64_t taken = 0;  // of them, by the writers
+    bool torn = false;  // save() ended before all were copied
   };
   void work();
+  static std::vector<std::vector<Piece>> cut(const std::vector<HeldRange>& ranges, int64_t elements);
   void allocate();
   SaveResult write(Job& job);
+  std::string write_together(Job& job);
+  std::vector<uint64_t> write_blocks(Job& job, FirstFailure& failure, bool begun);
+  void clean_up(const Job& job, SaveResult& result);
   std::optional<Block> next_filled(Job& job);
+  void copy_all();
   void copy(Section section, const Tensor& from);
   Block take(std::deque<Block>& list);
   void put(std::deque<Block>& list, Block block);
@@ -102,8 +124,10 @@ class CheckpointSaver {
   Context ctx_;
   const ParameterTable& table_;
   CheckpointSource source_;
+  Channel& ranks_;
   int64_t block_elements_;
   Options options_;
+  std::vector<std::vector<Piece>> cut_;  // what this rank writes of each section, block by block
 
   std::mutex mutex_;
   std::condition_variable changed_;

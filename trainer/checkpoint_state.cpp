@@ -103,6 +103,7 @@ std::string to_json(const TrainingState& state) {
   json["schedule_tokens"] = state.schedule_tokens;
   json["skipped"] = state.skipped;
   json["nan"] = state.nan;
+  if (state.ranks != 0) json["ranks"] = state.ranks;
   json["weights_hash"] = hexadecimal(state.weights_hash);
   json["settings"] = Json::object();
   for (const auto& [name, value] : state.settings) json["settings"][name] = value;
@@ -127,6 +128,7 @@ TrainingState training_state_from_json(std::string_view text, const std::string&
   state.schedule_tokens = reader.count("schedule_tokens", kBits);
   state.skipped = reader.count("skipped", kBits);
   state.nan = reader.count("nan", kBits);
+  if (json.contains("ranks")) state.ranks = reader.count("ranks", kBits);
   state.weights_hash = reader.hash("weights_hash");
   const Json& recorded = reader.object("settings");
   Reader settings(recorded, reader.path("settings"));

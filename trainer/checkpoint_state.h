@@ -31,6 +31,7 @@ struct TrainingState {
   int64_t schedule_tokens = 0;  // at which the schedule ends
   int64_t skipped = 0;          // steps so far that were not applied
   int64_t nan = 0;
+  int64_t ranks = 0;          // that saved it, for people; 0: not known
   uint64_t weights_hash = 0;  // of the masters, as the step's record has it
   std::vector<std::pair<std::string, std::string>>
       settings;  // option -> value, as the configuration file has it

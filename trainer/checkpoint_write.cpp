@@ -22,6 +22,8 @@ void write_synced(Files& files, const std::string& path, std::string_view conten
   file->close();
 }
 
+constexpr const char* kOneFileSystem = "; the run directory must be on a file system that all hosts see";
+
 FileRecord record_of(const std::string& name, std::string_view head, uint64_t bytes) {
   return {name, static_cast<int64_t>(bytes), static_cast<int64_t>(head.size()),
           checksum(head.data(), head.size())};
@@ -91,6 +93,19 @@ void begin_checkpoint(Files& files, const std::string& run_directory, const Chec
     }
 }
 
+void check_begun(Files& files, const std::string& run_directory, const CheckpointPlan& plan) {
+  const std::string directory = checkpoints_of(run_directory),
+                    temporary = temporary_path(run_directory, plan.step);
+  // Listing the directory makes a network file system look again where asking for one name may be answered from memory.
+  const auto listed = [&](const std::string& name) { return join_path(directory, name) == temporary; };
+  bool seen = files.kind(directory) == Files::Kind::directory;
+  if (seen) {
+    const std::vector<std::string> names = files.list(directory);
+    seen = std::any_of(names.begin(), names.end(), listed);
+  }
+  if (!seen) fail(ExitCode::checkpoint, temporary, ": made by rank 0, not seen here", kOneFileSystem);
+}
+
 CheckpointPart::CheckpointPart(Files& files, const std::string& run_directory, const ParameterTable& table,
                                const CheckpointPlan& plan)
     : table_(table), plan_(plan), checksums_(plan.chunks()) {
@@ -145,6 +160,26 @@ std::vector<uint64_t> CheckpointPart::finish() {
     }
   files_.clear();
   return std::move(checksums_);
+}
+
+void check_arrived(Files& files, const std::string& run_directory, const ParameterTable& table,
+                   const CheckpointPlan& plan, size_t chunk, uint64_t expected) {
+  const CheckpointPlan::Part& part = plan.parts[chunk / plan.chunk_of.back()];
+  const size_t within = chunk % plan.chunk_of.back();
+  const auto index = static_cast<size_t>(
+      std::upper_bound(plan.chunk_of.begin(), plan.chunk_of.end(), within) - plan.chunk_of.begin() - 1);
+  const TensorPlace& place = part.files.tensors[index];
+  const Chunks chunks = chunks_of(table.parameters()[index]);
+  const auto c = static_cast<int64_t>(within - plan.chunk_of[index]);
+  const auto element = static_cast<int64_t>(size_of(part.type));
+  std::vector<char> bytes(static_cast<size_t>((chunks.end(c) - chunks.begin(c)) * element));
+  const std::string path = join_path(join_path(temporary_path(run_directory, plan.step), part.directory),
+                                     part.files.files[place.file].name);
+  files.open_read(path)->read_at(place.offset + static_cast<uint64_t>(chunks.begin(c) * element),
+                                 bytes.data(), bytes.size());
+  if (checksum(bytes.data(), bytes.size()) != expected)
+    fail(ExitCode::checkpoint, path, ": what another rank has written into it is not there for rank 0",
+         kOneFileSystem);
 }
 
 std::string publish_checkpoint(Files& files, const std::string& run_directory, const ParameterTable& table,

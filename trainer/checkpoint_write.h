@@ -32,6 +32,9 @@ std::vector<SmallFile> read_tokenizer_files(Files& files, const std::string& dir
 /// Throws FileError (ExitCode::checkpoint), as all of these do. Replaces a .tmp left by a crash.
 void begin_checkpoint(Files& files, const std::string& run_directory, const CheckpointPlan& plan);
 
+/// Throws unless this rank sees the checkpoint that rank 0 has begun.
+void check_begun(Files& files, const std::string& run_directory, const CheckpointPlan& plan);
+
 /// The files of a begun checkpoint, opened by one rank to write what it owns.
 class CheckpointPart {
  public:
@@ -54,6 +57,11 @@ class CheckpointPart {
   std::vector<std::vector<std::unique_ptr<File>>> files_;  // by part and file
   std::vector<uint64_t> checksums_;
 };
+
+/// Throws unless chunk `chunk` of all, which another rank has written, is there for this one: two hosts may each have a directory
+/// of that name, on disks of their own.
+void check_arrived(Files& files, const std::string& run_directory, const ParameterTable& table,
+                   const CheckpointPlan& plan, size_t chunk, uint64_t expected);
 
 /// Completes a checkpoint whose parts are written and returns its directory. A complete one of the same step is replaced.
 std::string publish_checkpoint(Files& files, const std::string& run_directory, const ParameterTable& table,

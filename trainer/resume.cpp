@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <string_view>
 
-#include "kernels/cast.h"
 #include "kernels/common/nearest.h"
 #include "trainer/checkpoint.h"
 
@@ -14,10 +13,14 @@ namespace kinoe {
 namespace {
 
 /// Options whose value is part of the result.
-constexpr std::array<std::string_view, 15> kRecorded = {
-    "steps",         "global-batch", "seed",         "lr",    "schedule",
-    "warmup-tokens", "min-lr-frac",  "weight-decay", "beta1", "beta2",
-    "eps",           "grad-clip",    "adam-state",   "dtype", "document-mask"};
+constexpr std::array<std::string_view, 16> kRecorded = {
+    "steps",       "global-batch", "seed",          "lr",         "schedule", "warmup-tokens",
+    "min-lr-frac", "weight-decay", "beta1",         "beta2",      "eps",      "grad-clip",
+    "adam-state",  "dtype",        "document-mask", "determinism"};
+/// Part of the result with --determinism topology: gradients are rounded micro-batch by micro-batch.
+constexpr std::string_view kMicroBatch = "micro-batch";
+constexpr const char* kTopology = "topology";
+constexpr const char* kLastBits = ": sums are added in another order, the last bits may differ";
 /// One that has no meaning in the middle of a run: the same number of samples would be other tokens.
 constexpr std::string_view kFixed = "seq-len";
 constexpr std::string_view kData = "data";  // compared by content, not by path
@@ -43,8 +46,14 @@ std::string value_in(const std::vector<std::pair<std::string, std::string>>& set
   return found == settings.end() ? "not set" : found->second;
 }
 
+/// What the checkpoint's run had. One that is older than an option had what is its default.
+std::string recorded(const TrainingState& state, std::string_view name) {
+  const std::string value = value_in(state.settings, name);
+  return value == "not set" ? value_in(settings_of(RunConfig{}), name) : value;
+}
+
 std::vector<std::string> overridden(const RunConfig& config) {
-  std::vector<std::string> names = {std::string(kData)}, result;
+  std::vector<std::string> names = {std::string(kData), std::string(kMicroBatch)}, result;
   for (const std::string_view name : kRecorded) names.emplace_back(name);
   for (const std::string& given : config.override_) {
     const std::string name = canonical(given);
@@ -105,6 +114,32 @@ void check_is_run(Files& files, const std::string& path) {
   if (files.kind(join_path(path, "config.toml")) != Files::Kind::file)
     fail(ExitCode::usage, "run directory ", path,
          " exists and is not a run (it has no config.toml): nothing was changed; choose another --out");
+}
+
+/// A part of what a rank holds, to be read at once.
+struct LoadBlock {
+  HeldRange range;
+  bool owned = false;  // all of it, or nothing
+};
+
+/// What `layout` holds, cut where owning begins and ends and into blocks of `most` elements.
+std::vector<LoadBlock> blocks_of(const ShardLayout& layout, int64_t most) {
+  std::vector<LoadBlock> blocks;
+  const auto add = [&](const HeldRange& held, int64_t begin, int64_t end, bool owned) {
+    for (int64_t at = begin; at < end; at += most)
+      blocks.push_back({{at, std::min(at + most, end), held.local + (at - held.begin)}, owned});
+  };
+  for (const HeldRange& held : layout.held()) {
+    int64_t at = held.begin;
+    for (const HeldRange& mine : layout.owned()) {
+      if (mine.end <= held.begin || mine.begin >= held.end) continue;
+      add(held, at, mine.begin, false);
+      add(held, mine.begin, mine.end, true);
+      at = mine.end;
+    }
+    add(held, at, held.end, false);
+  }
+  return blocks;
 }
 
 }  // namespace
@@ -175,17 +210,20 @@ std::vector<std::string> claim_run(Files& files, const std::string& run_director
 void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>& notes) {
   const std::vector<std::string> allowed = overridden(config);
   const auto now = settings_of(config);
-  if (value_in(state.settings, kFixed) != value_in(now, kFixed))
-    fail(ExitCode::checkpoint, "seq-len: ", value_in(state.settings, kFixed), " in the checkpoint, ",
+  if (recorded(state, kFixed) != value_in(now, kFixed))
+    fail(ExitCode::checkpoint, "seq-len: ", recorded(state, kFixed), " in the checkpoint, ",
          value_in(now, kFixed), " here; it cannot change within a run: start a new one with --init-from");
   for (const char* name : {"init-from", "data-start"})
-    if (const std::string from = value_in(state.settings, name), to = value_in(now, name); from != to)
+    if (const std::string from = recorded(state, name), to = value_in(now, name); from != to)
       fail(ExitCode::checkpoint, name, ": ", from, " in the checkpoint, ", to,
            " here; it says how a run begins, and this one goes on: leave it out, or start a new run");
+  const bool topology = config.determinism == kTopology;
+  std::vector<std::string_view> decisive(kRecorded.begin(), kRecorded.end());
+  if (topology) decisive.push_back(kMicroBatch);
   std::string refused;
   bool other_length = false;
-  for (const std::string_view name : kRecorded) {
-    const std::string from = value_in(state.settings, name), to = value_in(now, name);
+  for (const std::string_view name : decisive) {
+    const std::string from = recorded(state, name), to = value_in(now, name);
     if (from == to) continue;
     if (!contains(allowed, name)) {
       refused += cat(refused.empty() ? "" : "; ", name, ": ", from, " in the checkpoint, ", to, " here");
@@ -211,10 +249,20 @@ void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>
                           steps, " with this batch"));
     config.steps = steps;
   }
-  for (const char* name : {"micro-batch", "device"})
-    if (const std::string from = value_in(state.settings, name), to = value_in(now, name); from != to)
-      notes.push_back(cat(name, " is ", to, ", was ", from,
-                          ": sums are added in another order, the last bits may differ"));
+  for (const std::string_view name : {kMicroBatch, std::string_view("device")})
+    if (const std::string from = recorded(state, name), to = value_in(now, name);
+        from != to && !(topology && name == kMicroBatch))
+      notes.push_back(cat(name, " is ", to, ", was ", from, kLastBits));
+  if (const std::string from = recorded(state, "zero"), to = value_in(now, "zero"); from != to)
+    notes.push_back(cat("zero is ", to, ", was ", from, topology ? ": the same numbers" : kLastBits));
+}
+
+void reconcile_ranks(const RunConfig& config, TrainingState& state, int ranks,
+                     std::vector<std::string>& notes) {
+  if (state.ranks != 0 && state.ranks != ranks)
+    notes.push_back(cat("saved by ", state.ranks, state.ranks == 1 ? " rank" : " ranks", ", going on with ",
+                        ranks, config.determinism == kTopology ? ": the same numbers" : kLastBits));
+  state.ranks = ranks;
 }
 
 void reconcile_data(const RunConfig& config, TrainingState& state, const DataState& now,
@@ -229,19 +277,21 @@ void reconcile_data(const RunConfig& config, TrainingState& state, const DataSta
   state.data = now;
 }
 
-void load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
-                     const ParameterMemory& memory) {
+uint64_t load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
+                         const ShardLayout& layout, const Tensor& masters, const Tensor& m, const Tensor& v) {
   constexpr int64_t kBlock = int64_t{1} << 23;
-  const int64_t n = table.flat_size();
+  const std::vector<LoadBlock> blocks = blocks_of(layout, kBlock);
   const Memory staging =
-      Memory::pinned(ctx.backend, static_cast<size_t>(std::min(kBlock, n)) * sizeof(float));
+      Memory::pinned(ctx.backend, static_cast<size_t>(std::min(kBlock, table.flat_size())) * sizeof(float));
   auto* block = static_cast<float*>(staging.data());
   std::vector<bf16> narrow;
   const auto load = [&](Section section, const Tensor& to) {
-    for (int64_t at = 0; at < n; at += kBlock) {
-      const int64_t count = std::min(kBlock, n - at);
-      checkpoint.read(section, table, at, count, block);
-      const Tensor part = to.slice(at, count);
+    uint64_t owned = 0;
+    for (const LoadBlock& at : blocks) {
+      const int64_t count = at.range.end - at.range.begin;
+      const uint64_t hash = checkpoint.read(section, table, at.range.begin, count, block);
+      if (at.owned) owned += hash;
+      const Tensor part = to.slice(at.range.local, count);
       if (part.dtype == DType::bf16) {
         narrow.resize(static_cast<size_t>(count));
         std::transform(block, block + count, narrow.begin(), [](float x) { return to_bf16(x); });
@@ -251,12 +301,12 @@ void load_parameters(const Context& ctx, const CheckpointReader& checkpoint, con
       }
       synchronize(ctx);
     }
+    return owned;
   };
-  load(Section::masters, memory.masters);
-  load(Section::m, memory.m);
-  load(Section::v, memory.v);
-  if (memory.weights.data != memory.masters.data) cast(ctx, {memory.weights, memory.masters});
-  synchronize(ctx);
+  const uint64_t hash = load(Section::masters, masters);
+  load(Section::m, m);
+  load(Section::v, v);
+  return hash;
 }
 
 }  // namespace kinoe

@@ -1,8 +1,8 @@
 // Going on with a run: from which checkpoint, with which settings, and its numbers into memory.
 //
 // What decides the numbers (model, data, order, optimizer, schedule) must be what the checkpoint recorded unless the user names
-// it with --override; the model never may change. Everything else (micro-batch, device, reports, saving) is free. A
-// change is noted in the checkpoints that follow.
+// it with --override; the model never may change. Everything else (ranks, ZeRO stage, micro-batch, device, reports, saving) is
+// free, but for the micro-batch with --determinism topology. A change is noted in the checkpoints that follow.
 #pragma once
 
 #include <memory>
@@ -37,12 +37,18 @@ std::vector<std::string> claim_run(Files& files, const std::string& run_director
 /// steps is overridden: with another global batch config.steps is counted anew.
 void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>& notes);
 
+/// Says of another number of ranks what it means for the numbers. `state` has this run's afterwards.
+void reconcile_ranks(const RunConfig& config, TrainingState& state, int ranks,
+                     std::vector<std::string>& notes);
+
 /// The same for the data: `now` is what was opened.
 void reconcile_data(const RunConfig& config, TrainingState& state, const DataState& now,
                     std::vector<std::string>& notes);
 
-/// Masters, moments and weights from a checkpoint into device memory, block by block, each checked.
-void load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
-                     const ParameterMemory& memory);
+/// Masters and moments of a checkpoint into this rank's memory, what `layout` says that it holds, block by block, each checked.
+/// Returns the sum of the hashes of the masters that this rank owns: added over all ranks it is the state's weights_hash, or the
+/// files are not of that step. Weights of another type than the masters' are left to the caller.
+uint64_t load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
+                         const ShardLayout& layout, const Tensor& masters, const Tensor& m, const Tensor& v);
 
 }  // namespace kinoe

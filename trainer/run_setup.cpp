@@ -101,7 +101,7 @@ void continue_data(const CheckpointReader& checkpoint, TrainingState& state) {
 
 bool on_stories(const RunConfig& config) { return config.data.empty(); }
 
-RunSetup set_up_run(Files& files, const CommandLine& command) {
+RunSetup set_up_run(Files& files, const CommandLine& command, int ranks) {
   RunSetup setup;
   setup.from = find_resume_point(files, command.run);
   const CheckpointReader* checkpoint = setup.from.checkpoint.get();
@@ -145,12 +145,14 @@ RunSetup set_up_run(Files& files, const CommandLine& command) {
   facts.has_validation = on_stories(config) || !validation_files.empty();
   facts.gpus = find_gpus();
   facts.schedule_tokens = state.schedule_tokens;
+  facts.ranks = ranks;
   setup.notes = setup.from.notes;
   for (const std::string& note : resolve(config, facts)) setup.notes.push_back(note);
   if (checkpoint != nullptr)
     reconcile(config, state, setup.notes);
   else
     state.schedule_tokens = config.total_tokens();
+  reconcile_ranks(config, state, ranks, setup.notes);
 
   setup.data = open_data(config, state.schedule_tokens, training_files, validation_files, setup.model);
   if (checkpoint != nullptr)

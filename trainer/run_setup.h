@@ -37,7 +37,7 @@ struct RunSetup {
 bool on_stories(const RunConfig& config);
 
 /// Opens what the command names and checks that it fits together. Nothing is written. Throws Error of the class of the fault.
-RunSetup set_up_run(Files& files, const CommandLine& command);
+RunSetup set_up_run(Files& files, const CommandLine& command, int ranks);
 
 /// The weights of setup.source in the flat range, fp32; of a checkpoint of this program its masters. With --data-start continue
 /// setup.state begins where that checkpoint's run had come to.

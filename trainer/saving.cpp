@@ -9,16 +9,17 @@
 namespace kinoe {
 
 Saving::Saving(Files& files, const Context& ctx, const Model& model, const RunConfig& config,
-               const ParameterMemory& memory, size_t buffer_bytes, const std::vector<SmallFile>& carried,
-               Monitor& monitor)
+               const ParameterMemory& memory, const ShardLayout& layout, Channel& ranks, size_t buffer_bytes,
+               const std::vector<SmallFile>& carried, Monitor* monitor)
     : files_(files),
       run_(config.out),
+      first_(ranks.rank() == 0),
       monitor_(monitor),
-      saver_(files, ctx, model.table, source(memory),
+      saver_(files, ctx, model.table, source(memory), ranks,
              {.run_directory = config.out,
               .weights = model.dtype,
               .buffer_bytes = buffer_bytes,
-              .ranges = {HeldRange{0, model.table.flat_size(), 0}},
+              .ranges = layout.owned(),
               .writers = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4),
               .keep = {config.keep, config.keep_every}}),
       small_files_(carried) {
@@ -29,7 +30,8 @@ Saving::Saving(Files& files, const Context& ctx, const Model& model, const RunCo
 }
 
 void Saving::begin(const TrainingState& state) {
-  monitor_.sync();  // no step before a checkpoint may be missing after it
+  if (monitor_ != nullptr) monitor_->sync();  // no step before a checkpoint may be missing after it
+  if (!first_) return saver_.save(state, {});
   std::vector<SmallFile> small = small_files_;
   if (const std::string gemms = join_path(run_, "gemm.json"); files_.kind(gemms) == Files::Kind::file)
     small.push_back({"trainer/gemm.json", read_file(files_, gemms)});
@@ -48,13 +50,15 @@ void Saving::finish() {
 }
 
 void Saving::report(const SaveResult& result) {
-  monitor_.record(SaveRecord{.step = result.step,
-                             .path = checkpoint_path(run_, result.step),
-                             .error = result.error,
-                             .save_stall_ms = result.stall_ms,
-                             .save_ms = result.write_ms,
-                             .save_bytes = static_cast<int64_t>(result.bytes)});
-  if (!result.warning.empty()) monitor_.note("warning: " + result.warning);
+  if (monitor_ != nullptr) {
+    monitor_->record(SaveRecord{.step = result.step,
+                                .path = checkpoint_path(run_, result.step),
+                                .error = result.error,
+                                .save_stall_ms = result.stall_ms,
+                                .save_ms = result.write_ms,
+                                .save_bytes = static_cast<int64_t>(result.bytes)});
+    if (!result.warning.empty()) monitor_->note("warning: " + result.warning);
+  }
   failures_ = result.error.empty() ? 0 : failures_ + 1;
   last_error_ = result.error;
   if (failures_ == kMostFailures)
