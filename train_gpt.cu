@@ -166,7 +166,7 @@ class Training {
     if (state.bad_token != 0)
       fail(ExitCode::data, "step ", record.step, ": a token id is not below the vocabulary size of ",
            model_.config.vocab_size, "; use data made with this model's tokenizer");
-    record.loss = state.loss_sum / static_cast<double>(std::max<int64_t>(1, state.target_tokens));
+    record.loss = loss_of(state) / static_cast<double>(std::max<int64_t>(1, state.target_tokens));
     record.grad_norm = state.grad_norm;
     record.weights_hash = state.weights_hash;
     record.applied = state.halted == 0 && state.skipped == 0;

@@ -207,7 +207,7 @@ __global__ void step_gate_kernel(StepState* state, const double* raw_norm, doubl
                                  double grad_clip) {
   StepState s = *state;
   const double norm = *raw_norm;
-  if (!isfinite(s.loss_sum) || !isfinite(norm) || s.bad_token != 0) s.halted = 1;
+  if (!isfinite(norm) || s.overflow != 0 || s.bad_token != 0) s.halted = 1;
   s.skipped = s.target_tokens == 0 ? 1 : 0;
   // The backward pass divided by the nominal number of tokens; the mean is over the true one.
   const double to_mean = s.target_tokens == 0 ? 0.0 : nominal_tokens / static_cast<double>(s.target_tokens);

@@ -10,28 +10,45 @@
 // order-free, so that ranks can add their parts.
 #pragma once
 
+#include <cstddef>
+#include <limits>
+
 #include "kernels/common/cost.h"
 #include "kernels/common/dispatch.h"
+#include "kernels/common/fixed.h"
 #include "kernels/common/rng.h"
 
 namespace kinoe {
 
 /// What the device itself decides about a step; lives in device memory, copied to the host one step late.
 struct StepState {
-  double loss_sum = 0;  // nats, over all target tokens of the global batch
-  int64_t target_tokens = 0;
+  // What ranks add up: integers, so that no order can be seen in their sums.
+  int64_t loss_sum = 0;       // in kLossUnit nats, over all target tokens of the global batch: see loss_of
+  int64_t target_tokens = 0;  // of the global batch
+  int64_t bad_token =
+      0;  // from embedding and cross-entropy: 1 + index, 0 = none; of several ranks a sum of these
+  int64_t overflow = 0;  // not 0: a loss or a gradient was not finite, or beyond the range of its fixed point
+
   double grad_norm = 0;       // of the mean loss's gradient, before clipping
-  int64_t bad_token = 0;      // from embedding and cross-entropy: 1 + index, 0 = none
   uint64_t weights_hash = 0;  // added to by adamw
   float grad_scale = 0;       // nominal / true tokens, times the clip factor
   int32_t halted = 0;         // sticky: a step was not finite, or bad; no updates until the host clears it
   int32_t skipped = 0;        // this step had no target token: update not applied, not sticky
   int32_t padding = 0;
 };
+/// The fields that ranks add up, at the front of StepState.
+inline constexpr int64_t kStepSums = 4;
+static_assert(offsetof(StepState, overflow) == (kStepSums - 1) * sizeof(int64_t));
 
-/// Derives grad_scale, grad_norm, halted and skipped from the reduced loss and the raw gradient norm.
+/// The loss summed over all target tokens, in nats; NaN when it, or a gradient, had no place in its fixed point.
+inline double loss_of(const StepState& state) {
+  if (state.overflow != 0) return std::numeric_limits<double>::quiet_NaN();
+  return static_cast<double>(state.loss_sum) * kLossUnit;
+}
+
+/// Derives grad_scale, grad_norm, halted and skipped from the reduced sums and the raw gradient norm.
 struct StepGate {
-  Tensor state;               // one StepState as int32; loss_sum, target_tokens, bad_token are set
+  Tensor state;               // one StepState as int32; its sums are complete
   Tensor raw_norm;            // [1] fp64: norm of the gradients as accumulated: of sum(loss) / nominal_tokens
   double nominal_tokens = 0;  // the divisor used in the backward pass
   double grad_clip = 0;       // 0: no clipping

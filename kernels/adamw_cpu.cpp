@@ -161,8 +161,7 @@ void cpu::step_gate(const Context& /*ctx*/, const StepGate& args) {
   check(args);
   auto& state = *static_cast<StepState*>(args.state.data);
   const double raw_norm = *args.raw_norm.as<double>();
-  const bool finite = std::isfinite(state.loss_sum) && std::isfinite(raw_norm);
-  if (!finite || state.bad_token != 0) state.halted = 1;
+  if (!std::isfinite(raw_norm) || state.overflow != 0 || state.bad_token != 0) state.halted = 1;
   state.skipped = state.target_tokens == 0 ? 1 : 0;
   // The backward pass divided by the nominal number of tokens; the mean is over the true one.
   const double to_mean =

@@ -312,7 +312,8 @@ __global__ void __launch_bounds__(kStreamThreads) cross_entropy_streaming_kernel
 constexpr int kSumThreads = 1024;
 
 __global__ void __launch_bounds__(kSumThreads)
-    loss_sum_kernel(double* sum, int64_t* count, const float* losses, const int32_t* targets, int64_t n) {
+    loss_sum_kernel(int64_t* sum, int64_t* count, int64_t* overflow, const float* losses,
+                    const int32_t* targets, int64_t n) {
   __shared__ double shared_sum[kSumThreads / 32];
   __shared__ long long shared_count[kSumThreads / 32];
   double own = 0;
@@ -328,7 +329,10 @@ __global__ void __launch_bounds__(kSumThreads)
   own = block_sum<kSumThreads>(own, shared_sum);
   own_count = block_sum<kSumThreads>(own_count, shared_count);
   if (threadIdx.x == 0) {
-    *sum += own;
+    if (fabs(own) <= static_cast<double>(n) * kLossLimit)
+      *sum += __double2ll_rn(own / kLossUnit);
+    else
+      *overflow = 1;
     *count += own_count;
   }
 }
@@ -420,9 +424,9 @@ void cross_entropy(const Context& ctx, const CrossEntropy& args) {
 
 void loss_sum(const Context& ctx, const LossSum& args) {
   check(args);
-  loss_sum_kernel<<<1, kSumThreads, 0, stream_of(ctx)>>>(args.sum.as<double>(), args.count.as<int64_t>(),
-                                                         args.losses.as<float>(), args.targets.as<int32_t>(),
-                                                         args.losses.size());
+  loss_sum_kernel<<<1, kSumThreads, 0, stream_of(ctx)>>>(args.sum.as<int64_t>(), args.count.as<int64_t>(),
+                                                         args.overflow.as<int64_t>(), args.losses.as<float>(),
+                                                         args.targets.as<int32_t>(), args.losses.size());
   CUDA_CHECK_LAUNCH(loss_sum);
 }
 

@@ -8,6 +8,7 @@
 
 #include "kernels/common/cost.h"
 #include "kernels/common/dispatch.h"
+#include "kernels/common/fixed.h"
 
 namespace kinoe {
 
@@ -22,13 +23,16 @@ struct CrossEntropy {
                       // is treated as ignored
 };
 
-/// Adds the losses of all rows with a target (>= 0) to sum[0], in fp64 and in an order given by N alone, and their number
-/// to count[0].
+/// Adds the losses of all rows with a target (>= 0) to sum[0] and their number to count[0]. They are summed in fp64, in an
+/// order given by N alone, then rounded to a whole number of units, so that several micro-batches, on any ranks and in
+/// any order, have one sum. Where the fp64 sum is beyond N * kLossLimit, NaN or Inf it is not added, and overflow[0] is
+/// set to 1.
 struct LossSum {
-  Tensor sum;      // [1] fp64; added to
-  Tensor count;    // [1] int64; added to
-  Tensor losses;   // [N]
-  Tensor targets;  // [N] int32
+  Tensor sum;       // [1] int64, in kLossUnit nats; added to
+  Tensor count;     // [1] int64; added to
+  Tensor overflow;  // [1] int64; never cleared
+  Tensor losses;    // [N] fp32 (fp64 in fp64)
+  Tensor targets;   // [N] int32
 };
 
 /// Throws unless types and shapes are as stated above; both backends call it first.

@@ -30,8 +30,9 @@ void check(const CrossEntropy& a) {
 
 void check(const LossSum& a) {
   const char* op = "loss_sum";
-  require_size({op, "sum", a.sum}, DType::f64, 1);
+  require_size({op, "sum", a.sum}, DType::i64, 1);
   require_size({op, "count", a.count}, DType::i64, 1);
+  require_size({op, "overflow", a.overflow}, DType::i64, 1);
   require_size({op, "losses", a.losses}, accumulator_of(a.losses.dtype), a.losses.size());
   require_size({op, "targets", a.targets}, DType::i32, a.losses.size());
 }
@@ -132,7 +133,10 @@ void sum_losses(const LossSum& a) {
       sum += static_cast<double>(losses[row]);
       ++count;
     }
-  *a.sum.as<double>() += sum;
+  if (std::abs(sum) <= static_cast<double>(a.losses.size()) * kLossLimit)
+    *a.sum.as<int64_t>() += std::llrint(sum / kLossUnit);
+  else
+    *a.overflow.as<int64_t>() = 1;
   *a.count.as<int64_t>() += count;
 }
 

@@ -5,7 +5,7 @@
 // (5 elements per clock against 16 conversions and 64 additions), so nothing overflows and no digit is lost.
 // Measured on an H200 (2026-11-30): 91 % of the copy bandwidth.
 // The thread's elements, the threads of a warp, the warps of a block: one fixed tree. The partials are added by one
-// block, thread i taking every 1024th, then the same tree.
+// block, thread i taking every 1024th of the canonical order, then the same tree.
 #include "kernels/global_norm.h"
 
 #include "kernels/common/cuda_util.cuh"
@@ -48,11 +48,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kFinishThreads)
-    norm_finish_kernel(double* norm, const double* partials, int64_t m) {
+    norm_finish_kernel(double* norm, const double* partials, const int64_t* order, int64_t m) {
   __shared__ double shared[kFinishThreads / 32];
   double sum = 0;
 #pragma unroll 8
-  for (int64_t i = threadIdx.x; i < m; i += kFinishThreads) sum += partials[i];
+  for (int64_t i = threadIdx.x; i < m; i += kFinishThreads) sum += partials[order == nullptr ? i : order[i]];
   sum = block_sum<kFinishThreads>(sum, shared);
   if (threadIdx.x == 0) norm[0] = sqrt(sum);
 }
@@ -76,7 +76,8 @@ void norm_partials(const Context& ctx, const NormPartials& args) {
 void norm_finish(const Context& ctx, const NormFinish& args) {
   check(args);
   norm_finish_kernel<<<1, kFinishThreads, 0, stream_of(ctx)>>>(
-      args.norm.as<double>(), args.partials.as<double>(), args.partials.size());
+      args.norm.as<double>(), args.partials.as<double>(), args.order ? args.order.as<int64_t>() : nullptr,
+      args.order ? args.order.size() : args.partials.size());
   CUDA_CHECK_LAUNCH(norm_finish);
 }
 

@@ -16,10 +16,14 @@ struct NormPartials {
   Tensor gradients;  // [n] fp32 (or fp64)
 };
 
-/// norm[0] = sqrt(partials[0] + partials[1] + ...), added in an order given by m alone.
+/// norm[0] = sqrt(partials[order[0]] + partials[order[1]] + ...), added in an order given by m alone. With partials
+/// gathered from ranks, each of which has its own chunks, `order` says where each chunk's is: the norm has the bits of
+/// one rank's.
 struct NormFinish {
   Tensor norm;      // [1] fp64
-  Tensor partials;  // [m] fp64
+  Tensor partials;  // [m] fp64; with an order any number, those it does not name are not looked at
+  Tensor
+      order;  // [m] int64: indices into partials, all within it (the GPU does not check them); absent: 0, 1, ...
 };
 
 /// Throws unless types and shapes are as stated above; both backends call it first.

@@ -20,6 +20,7 @@ void check(const NormPartials& a) {
 void check(const NormFinish& a) {
   require_size({"norm_finish", "norm", a.norm}, DType::f64, 1);
   require_type({"norm_finish", "partials", a.partials}, DType::f64);
+  if (a.order) require_type({"norm_finish", "order", a.order}, DType::i64);
 }
 
 namespace {
@@ -52,8 +53,14 @@ void cpu::norm_partials(const Context& /*ctx*/, const NormPartials& args) {
 void cpu::norm_finish(const Context& /*ctx*/, const NormFinish& args) {
   check(args);
   const double* partials = args.partials.as<double>();
+  const int64_t count = args.partials.size(), m = args.order ? args.order.size() : count;
+  const int64_t* order = args.order ? args.order.as<int64_t>() : nullptr;
   double sum = 0;
-  for (int64_t i = 0; i < args.partials.size(); ++i) sum += partials[i];
+  for (int64_t i = 0; i < m; ++i) {
+    const int64_t at = order == nullptr ? i : order[i];
+    CHECK(at >= 0 && at < count, "norm_finish: order[", i, "] is ", at, ", there are ", count, " partials");
+    sum += partials[at];
+  }
   *args.norm.as<double>() = std::sqrt(sum);
 }
 

@@ -324,7 +324,7 @@ StepState gate(const StepState& state, double raw_norm, double nominal_tokens, d
 
 StepState good_state() {
   StepState s;
-  s.loss_sum = 300;
+  s.loss_sum = int64_t{300} << 24;
   s.target_tokens = 100;
   s.weights_hash = 7;
   return s;
@@ -336,7 +336,7 @@ TEST(StepGate, ScalesToTheMeanOverTheTrueTokens) {
   EXPECT_EQ(s.grad_scale, 4);
   EXPECT_EQ(s.halted, 0);
   EXPECT_EQ(s.skipped, 0);
-  EXPECT_EQ(s.loss_sum, 300);
+  EXPECT_EQ(loss_of(s), 300);
   EXPECT_EQ(s.target_tokens, 100);
   EXPECT_EQ(s.weights_hash, 7U);
 }
@@ -351,15 +351,18 @@ TEST(StepGate, ClipsTheMeanGradientAboveTheLimitOnly) {
 
 TEST(StepGate, HaltsOnAnythingNotFinite) {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
-  for (const double bad : {nan, inf, -inf}) {
-    StepState s = good_state();
-    EXPECT_EQ(gate(s, bad, 100, 1).halted, 1) << bad;
-    s.loss_sum = bad;
-    EXPECT_EQ(gate(s, 1, 100, 1).halted, 1) << bad;
-  }
+  for (const double bad : {nan, inf, -inf}) EXPECT_EQ(gate(good_state(), bad, 100, 1).halted, 1) << bad;
   StepState s = good_state();
   s.bad_token = 3;
   EXPECT_EQ(gate(s, 1, 100, 1).halted, 1);
+  // Flags of ranks are added up.
+  for (const int64_t ranks : {1, 2, 1000}) {
+    s = good_state();
+    s.overflow = ranks;
+    const StepState after = gate(s, 1, 100, 1);
+    EXPECT_EQ(after.halted, 1) << ranks;
+    EXPECT_TRUE(std::isnan(loss_of(after))) << ranks;
+  }
 }
 
 TEST(StepGate, HaltIsStickyAndSkipIsNot) {

@@ -249,14 +249,18 @@ TEST(LossSumGpu, EqualsTheCpuAndAdds) {
     std::vector<int32_t> targets = random.integers(n, -1, 5);
     const auto run = [&](const Context& ctx) -> Outputs {
       const TensorOn l(ctx, DType::f32, {n}, losses),
-          ids = TensorOn::of(ctx, {n}, targets), sum(ctx, DType::f64, {1}, {100.5}),
-          count = TensorOn::of<int64_t>(ctx, {1}, {int64_t{1} << 40});
-      loss_sum(ctx, {sum, count, l, ids});
-      return {{"sum", sum}, {"count", count}};
+          ids = TensorOn::of(ctx, {n}, targets), sum = TensorOn::of<int64_t>(ctx, {1}, {12345}),
+          count = TensorOn::of<int64_t>(ctx, {1}, {int64_t{1} << 40}),
+          overflow = TensorOn::of<int64_t>(ctx, {1}, {0});
+      loss_sum(ctx, {sum, count, overflow, l, ids});
+      return {{"sum", sum}, {"count", count}, {"overflow", overflow}};
     };
     const Outputs actual = run(device->context()), exact = run(kCpu);
-    expect_close("sum", actual[0].tensor.values(), exact[0].tensor.values(), {0, 1e-14});
+    // The fp64 sums differ in their last bits, so the rounding to units may as well.
+    EXPECT_NEAR(static_cast<double>(actual[0].tensor.raw<int64_t>()[0] - exact[0].tensor.raw<int64_t>()[0]),
+                0, 1 + 1e-14 * static_cast<double>(n) * 12 / kLossUnit);
     EXPECT_EQ(actual[1].tensor.raw<int64_t>(), exact[1].tensor.raw<int64_t>());
+    EXPECT_EQ(actual[2].tensor.raw<int64_t>()[0], 0);
     expect_repeats("loss_sum", [&] { return run(device->context()); });
   }
 }
@@ -265,11 +269,30 @@ TEST(LossSumGpu, IgnoredLossesAreNotLookedAt) {
   KINOE_GPU_OR_SKIP(device);
   const Context gpu = device->context();
   const TensorOn losses(gpu, DType::f32, {3}, {1.5, kNan, 2}),
-      ids = TensorOn::of<int32_t>(gpu, {3}, {4, -1, 0}), sum(gpu, DType::f64, {1}, {0}),
-      count = TensorOn::of<int64_t>(gpu, {1}, {0});
-  loss_sum(gpu, {sum, count, losses, ids});
-  EXPECT_EQ(sum.values()[0], 3.5);
+      ids = TensorOn::of<int32_t>(gpu, {3}, {4, -1, 0}), sum = TensorOn::of<int64_t>(gpu, {1}, {0}),
+      count = TensorOn::of<int64_t>(gpu, {1}, {0}), overflow = TensorOn::of<int64_t>(gpu, {1}, {0});
+  loss_sum(gpu, {sum, count, overflow, losses, ids});
+  EXPECT_EQ(sum.raw<int64_t>()[0], int64_t{7} << 23);
   EXPECT_EQ(count.raw<int64_t>()[0], 2);
+  EXPECT_EQ(overflow.raw<int64_t>()[0], 0);
+}
+
+TEST(LossSumGpu, RoundsAndFlagsAsTheCpu) {
+  KINOE_GPU_OR_SKIP(device);
+  // Two equal losses: their sum is exact, in units a tie, beside one, at the limit, beyond it, not finite.
+  for (const double each :
+       {0.25 * kLossUnit, 0.75 * kLossUnit, 1.25 * kLossUnit, -0.75 * kLossUnit, (1.25 + 0x1p-21) * kLossUnit,
+        12.0, kLossLimit, -kLossLimit, kLossLimit + 0x1p-9, 1e30, kInf, -kInf, kNan}) {
+    std::vector<std::vector<int64_t>> results;
+    for (const Context& ctx : {device->context(), kCpu}) {
+      const TensorOn losses(ctx, DType::f32, {2}, {each, each}),
+          ids = TensorOn::of<int32_t>(ctx, {2}, {1, 2}), sum = TensorOn::of<int64_t>(ctx, {1}, {77}),
+          count = TensorOn::of<int64_t>(ctx, {1}, {0}), overflow = TensorOn::of<int64_t>(ctx, {1}, {0});
+      for (int i = 0; i < 2; ++i) loss_sum(ctx, {sum, count, overflow, losses, ids});
+      results.push_back({sum.raw<int64_t>()[0], count.raw<int64_t>()[0], overflow.raw<int64_t>()[0]});
+    }
+    EXPECT_EQ(results[0], results[1]) << "two losses of " << each;
+  }
 }
 
 }  // namespace

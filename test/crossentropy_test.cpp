@@ -195,38 +195,105 @@ TEST(CrossEntropy, BitsDoNotDependOnThreads) {
   });
 }
 
+/// What loss_sum adds to.
+struct Sums {
+  explicit Sums(int64_t units = 0, int64_t tokens = 0)
+      : sum(TensorOn::of<int64_t>(kCpu, {1}, {units})),
+        count(TensorOn::of<int64_t>(kCpu, {1}, {tokens})),
+        overflow(TensorOn::of<int64_t>(kCpu, {1}, {0})) {}
+  void add(const TensorOn& losses, const TensorOn& targets) const {
+    cpu::loss_sum(kCpu, {sum, count, overflow, losses, targets});
+  }
+  [[nodiscard]] double nats() const { return static_cast<double>(sum.raw<int64_t>()[0]) * kLossUnit; }
+
+  TensorOn sum, count, overflow;
+};
+
 TEST(LossSum, AddsTheLossesOfRowsWithATarget) {
   const TensorOn losses(kCpu, DType::f32, {4}, {1.5, 100, 2.25, 0});
   const TensorOn targets = TensorOn::of<int32_t>(kCpu, {4}, {3, -1, 0, 2});
-  const TensorOn sum(kCpu, DType::f64, {1}, {10}), count = TensorOn::of<int64_t>(kCpu, {1}, {5});
-  cpu::loss_sum(kCpu, {sum, count, losses, targets});
-  EXPECT_EQ(sum.values()[0], 13.75);
-  EXPECT_EQ(count.raw<int64_t>()[0], 8);
+  const Sums sums(int64_t{10} << 24, 5);
+  sums.add(losses, targets);
+  EXPECT_EQ(sums.nats(), 13.75);
+  EXPECT_EQ(sums.count.raw<int64_t>()[0], 8);
+  EXPECT_EQ(sums.overflow.raw<int64_t>()[0], 0);
   losses.expect_unchanged("losses");
 }
 
-TEST(LossSum, SumsInFp64AndKeepsNan) {
+TEST(LossSum, SumsInFp64AndRoundsOnceToEven) {
   const int64_t n = 100000;
-  Values one_tenth(static_cast<size_t>(n), representable(0.1, DType::f32));
-  const TensorOn targets = TensorOn::full(kCpu, DType::i32, {n}, 1),
-                 count = TensorOn::full(kCpu, DType::i64, {1}, 0);
-  TensorOn losses(kCpu, DType::f32, {n}, one_tenth), sum = TensorOn::full(kCpu, DType::f64, {1}, 0);
-  cpu::loss_sum(kCpu, {sum, count, losses, targets});
-  EXPECT_NEAR(sum.values()[0], static_cast<double>(n) * one_tenth[0], 1e-8);
-  one_tenth[4711] = std::nan("");
-  losses.set(one_tenth);
-  cpu::loss_sum(kCpu, {sum, count, losses, targets});
-  EXPECT_TRUE(std::isnan(sum.values()[0]));
+  const Values one_tenth(static_cast<size_t>(n), representable(0.1, DType::f32));
+  const TensorOn many = TensorOn::full(kCpu, DType::i32, {n}, 1),
+                 two = TensorOn::full(kCpu, DType::i32, {2}, 1);
+  const Sums sums;
+  sums.add(TensorOn(kCpu, DType::f32, {n}, one_tenth), many);
+  EXPECT_NEAR(sums.nats(), static_cast<double>(n) * one_tenth[0], kLossUnit / 2 + 1e-8);
+  // Sums of two losses, in units: 0.5, 1.5, 2.5, -1.5 and what lies beside a tie.
+  struct Case {
+    double units;
+    int64_t expected;
+  };
+  for (const Case& c :
+       {Case{0.5, 0}, {1.5, 2}, {2.5, 2}, {-1.5, -2}, {2.5 + 0x1p-30, 3}, {2.5 - 0x1p-30, 2}}) {
+    const Sums small;
+    small.add(TensorOn(kCpu, DType::f64, {2}, {3.0 * kLossUnit, (c.units - 3.0) * kLossUnit}), two);
+    EXPECT_EQ(small.sum.raw<int64_t>()[0], c.expected) << c.units;
+  }
+}
+
+TEST(LossSum, NoOrderOfMicroBatchesChangesABit) {
+  Random random;
+  std::vector<TensorOn> losses;
+  for (int i = 0; i < 6; ++i)
+    losses.emplace_back(kCpu, DType::f32, std::vector<int64_t>{77}, random.uniform(77, 0, 12));
+  const TensorOn targets = TensorOn::full(kCpu, DType::i32, {77}, 1);
+  const Sums forwards, backwards, left, right;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    forwards.add(losses[i], targets);
+    backwards.add(losses[losses.size() - 1 - i], targets);
+    (i % 3 == 0 ? left : right).add(losses[i], targets);  // two ranks
+  }
+  const int64_t sum = forwards.sum.raw<int64_t>()[0];
+  EXPECT_GT(sum, int64_t{1000} << 24);
+  EXPECT_EQ(backwards.sum.raw<int64_t>()[0], sum);
+  EXPECT_EQ(left.sum.raw<int64_t>()[0] + right.sum.raw<int64_t>()[0], sum);
+}
+
+TEST(LossSum, WhatIsNotFiniteOrTooLargeIsFlaggedAndNotAdded) {
+  const TensorOn targets = TensorOn::full(kCpu, DType::i32, {4}, 1);
+  const double inf = std::numeric_limits<double>::infinity(), limit = kLossLimit,
+               above = std::nextafter(limit, inf);
+  struct Case {
+    double each;
+    bool good;
+  };
+  for (const DType type : {DType::f32, DType::f64})
+    for (const Case& c : {Case{std::nan(""), false},
+                          {inf, false},
+                          {-inf, false},
+                          {1e30, false},
+                          {limit, true},
+                          {-limit, true},
+                          {type == DType::f32 ? limit + 0x1p-9 : above, false}}) {
+      const Sums sums(77, 1);
+      sums.add(TensorOn(kCpu, type, {4}, {c.each, c.each, c.each, c.each}), targets);
+      EXPECT_EQ(sums.overflow.raw<int64_t>()[0], c.good ? 0 : 1) << c.each;
+      EXPECT_EQ(sums.sum.raw<int64_t>()[0], c.good ? 77 + std::llrint(4 * c.each / kLossUnit) : 77) << c.each;
+      EXPECT_EQ(sums.count.raw<int64_t>()[0], 5) << c.each;
+      // Sticky.
+      sums.add(TensorOn(kCpu, type, {4}, {1, 1, 1, 1}), targets);
+      EXPECT_EQ(sums.overflow.raw<int64_t>()[0], c.good ? 0 : 1) << c.each;
+    }
 }
 
 TEST(LossSum, AllIgnoredAddsNothing) {
   const TensorOn losses(kCpu, DType::f32, {3}, {0, 0, 0}),
       targets = TensorOn::full(kCpu, DType::i32, {3}, -1);
-  const TensorOn sum = TensorOn::full(kCpu, DType::f64, {1}, 0),
-                 count = TensorOn::full(kCpu, DType::i64, {1}, 0);
-  cpu::loss_sum(kCpu, {sum, count, losses, targets});
-  EXPECT_EQ(sum.values()[0], 0);
-  EXPECT_EQ(count.values()[0], 0);
+  const Sums sums;
+  sums.add(losses, targets);
+  EXPECT_EQ(sums.sum.raw<int64_t>()[0], 0);
+  EXPECT_EQ(sums.count.raw<int64_t>()[0], 0);
+  EXPECT_EQ(sums.overflow.raw<int64_t>()[0], 0);
 }
 
 TEST(CrossEntropy, WrongArgumentsAreNamed) {
@@ -241,9 +308,9 @@ TEST(CrossEntropy, WrongArgumentsAreNamed) {
   expect_rejected("targets must be int32", [&] {
     cpu::cross_entropy(kCpu, {logits, losses, losses, 4, 1.0F, true, bad});
   });
-  expect_rejected("count must be int64", [&] {
-    cpu::loss_sum(kCpu, {TensorOn(kCpu, DType::f64, {1}), wide, losses, targets});
-  });
+  expect_rejected("count must be int64", [&] { cpu::loss_sum(kCpu, {bad, wide, bad, losses, targets}); });
+  expect_rejected("sum must be int64", [&] { cpu::loss_sum(kCpu, {wide, bad, bad, losses, targets}); });
+  expect_rejected("overflow must be int64", [&] { cpu::loss_sum(kCpu, {bad, bad, wide, losses, targets}); });
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ Outputs run(const Context& ctx, const Values& gradients) {
   const TensorOn g(ctx, DType::f32, {n}, gradients), partials(ctx, DType::f64, {chunks_of(n)}),
       norm(ctx, DType::f64, {1});
   norm_partials(ctx, {partials, g});
-  norm_finish(ctx, {norm, partials});
+  norm_finish(ctx, {norm, partials, {}});
   g.expect_unchanged("gradients");
   partials.expect_written("partials");
   return {{"partials", partials}, {"norm", norm}};
@@ -46,11 +46,35 @@ TEST(GlobalNormGpu, FinishAddsAnyNumberOfPartials) {
     for (const bool on_gpu : {false, true}) {
       const Context ctx = on_gpu ? device->context() : kCpu;
       const TensorOn in(ctx, DType::f64, {m}, partials), norm(ctx, DType::f64, {1});
-      norm_finish(ctx, {norm, in});
+      norm_finish(ctx, {norm, in, {}});
       in.expect_unchanged("partials");
       norms[on_gpu ? 1 : 0] = norm.values()[0];
     }
     EXPECT_NEAR(norms[1], norms[0], 1e-12 * norms[0]) << m << " partials";
+  }
+}
+
+// Partials gathered from ranks: each one's chunks, then room that no chunk needs.
+TEST(GlobalNormGpu, AnOrderUndoesAPermutationToTheBit) {
+  KINOE_GPU_OR_SKIP(device);
+  const Context gpu = device->context();
+  Random random;
+  for (const int64_t m : {1, 31, 1024, 1025, 8191, 50003}) {
+    const Values partials = random.uniform(m, 0, 1);
+    const TensorOn in(gpu, DType::f64, {m}, partials), norm(gpu, DType::f64, {1});
+    norm_finish(gpu, {norm, in, {}});
+    Values gathered(static_cast<size_t>(m + 7), std::nan(""));
+    std::vector<int64_t> order;
+    for (int64_t i = 0; i < m; ++i) {
+      order.push_back(m + 6 - i);
+      gathered[static_cast<size_t>(m + 6 - i)] = partials[static_cast<size_t>(i)];
+    }
+    const TensorOn moved(gpu, DType::f64, {m + 7}, gathered), places = TensorOn::of(gpu, {m}, order),
+                                                              again(gpu, DType::f64, {1});
+    norm_finish(gpu, {again, moved, places});
+    EXPECT_EQ(again.values()[0], norm.values()[0]) << m << " partials";
+    moved.expect_unchanged("partials");
+    places.expect_unchanged("order");
   }
 }
 
@@ -107,7 +131,7 @@ TEST(GlobalNormGpu, MoreThanTwoToThe31Elements) {
   const BigTensor partials(gpu, DType::f64, {chunks_of(kN)});
   const TensorOn norm(gpu, DType::f64, {1});
   norm_partials(gpu, {partials, g});
-  norm_finish(gpu, {norm, partials});
+  norm_finish(gpu, {norm, partials, {}});
   const int64_t whole = kN / kChunk;
   Values expected;
   for (int64_t i = 0; i < whole; ++i) expected.push_back(block_partials[static_cast<size_t>(i % 16)]);

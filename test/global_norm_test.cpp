@@ -20,7 +20,7 @@ Values partials(const Values& gradients, DType type) {
 
 double finish(const Values& sums) {
   const TensorOn p(kCpu, DType::f64, {static_cast<int64_t>(sums.size())}, sums), norm(kCpu, DType::f64, {1});
-  cpu::norm_finish(kCpu, {norm, p});
+  cpu::norm_finish(kCpu, {norm, p, {}});
   norm.expect_written("norm");
   return norm.values()[0];
 }
@@ -80,6 +80,26 @@ TEST(GlobalNorm, PartialSumsDoNotDependOnWhereARangeWasCut) {
   }
 }
 
+TEST(GlobalNorm, AnOrderUndoesAPermutationToTheBit) {
+  // Partials gathered from ranks, and room that no chunk needs.
+  Random random;
+  for (const int64_t m : {1, 2, 7, 1000}) {
+    const Values sums = random.uniform(m, 0, 1);
+    Values gathered(static_cast<size_t>(m + 3), std::nan(""));
+    std::vector<int64_t> order;
+    for (int64_t i = 0; i < m; ++i) {
+      order.push_back(3 + 11 * i % m);  // m is no multiple of 11: a permutation
+      gathered[static_cast<size_t>(order.back())] = sums[static_cast<size_t>(i)];
+    }
+    const TensorOn p(kCpu, DType::f64, {m + 3}, gathered), places = TensorOn::of(kCpu, {m}, order),
+                                                           norm(kCpu, DType::f64, {1});
+    cpu::norm_finish(kCpu, {norm, p, places});
+    EXPECT_EQ(norm.values()[0], finish(sums)) << m << " partials";
+    p.expect_unchanged("partials");
+    places.expect_unchanged("order");
+  }
+}
+
 TEST(GlobalNorm, BitsDoNotDependOnThreads) {
   Random random;
   const Values g = random.normal(7 * kChunk + 3);
@@ -90,7 +110,12 @@ TEST(GlobalNorm, WrongArgumentsAreNamed) {
   const TensorOn g(kCpu, DType::f32, {kChunk + 1}), one(kCpu, DType::f64, {1}), half(kCpu, DType::bf16, {4});
   expect_rejected("partials must have 2 elements", [&] { cpu::norm_partials(kCpu, {one, g}); });
   expect_rejected("gradients must be fp32", [&] { cpu::norm_partials(kCpu, {one, half}); });
-  expect_rejected("partials must be fp64", [&] { cpu::norm_finish(kCpu, {one, g}); });
+  const TensorOn places = TensorOn::of<int64_t>(kCpu, {1}, {1}), norm(kCpu, DType::f64, {1}, {0});
+  expect_rejected("order[0] is 1, there are 1 partials", [&] {
+    cpu::norm_finish(kCpu, {one, norm, places});
+  });
+  expect_rejected("order must be int64", [&] { cpu::norm_finish(kCpu, {one, norm, norm}); });
+  expect_rejected("partials must be fp64", [&] { cpu::norm_finish(kCpu, {one, g, {}}); });
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ class GoldenTest : public testing::TestWithParam<Case> {
     set_parameters(run->ctx, run->parameters, flat.data());
   }
   [[nodiscard]] double mean_loss() const {
-    return run->state().loss_sum / static_cast<double>(run->state().target_tokens);
+    return loss_of(run->state()) / static_cast<double>(run->state().target_tokens);
   }
 
   std::unique_ptr<Device> device;  // before what lives on it

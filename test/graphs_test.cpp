@@ -156,7 +156,7 @@ Trained trained(Device& device, const ModelConfig& config, DType dtype, Recomput
     begin_step(run.ctx, run.acts);
     forward(run.ctx, run.model, run.acts, run.hooks());
     head_loss(run.ctx, run.model, run.acts, run.hooks());
-    result.evaluations.push_back(run.state().loss_sum);
+    result.evaluations.push_back(loss_of(run.state()));
   }
   if (graphs) {
     result.recorded = graphs->recorded();
@@ -185,8 +185,8 @@ TEST(GraphsGpu, TrainingHasTheSameBitsWithAndWithout) {
     std::set<uint64_t> hashes;
     for (size_t i = 0; i < plain.steps.size(); ++i) {
       EXPECT_EQ(std::memcmp(&plain.steps[i], &graphs.steps[i], sizeof(StepState)), 0)
-          << c.name << ", step " << i + 1 << ": loss " << plain.steps[i].loss_sum << " and "
-          << graphs.steps[i].loss_sum;
+          << c.name << ", step " << i + 1 << ": loss " << loss_of(plain.steps[i]) << " and "
+          << loss_of(graphs.steps[i]);
       EXPECT_EQ(plain.evaluations[i], graphs.evaluations[i]) << c.name << ", evaluation " << i + 1;
       EXPECT_EQ(plain.steps[i].halted, 0);
       hashes.insert(plain.steps[i].weights_hash);

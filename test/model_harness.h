@@ -74,6 +74,14 @@ class ModelRun {
     return s;
   }
 
+  /// The loss of the last micro-batch, in nats, from its rows' (in fp64): finite differences need more digits than
+  /// StepState keeps.
+  [[nodiscard]] double exact_loss() const {
+    double sum = 0;
+    for (const double loss : host<double>(acts.losses)) sum += loss;
+    return sum;
+  }
+
   template <class T>
   [[nodiscard]] std::vector<T> host(const Tensor& tensor) const {
     std::vector<T> values(static_cast<size_t>(tensor.size()));

@@ -203,10 +203,10 @@ TEST(Model, GradientsAgreeWithFiniteDifferences) {
       run.set_batch(tokens, targets);
       forward(kCpu, run.model, run.acts, run.hooks());
       head_loss(kCpu, run.model, run.acts, run.hooks());
-      return run.state().loss_sum / (kBatch * kLength);
+      return run.exact_loss() / (kBatch * kLength);
     };
     run.micro_batch(tokens, targets, true, kBatch * kLength);
-    const double trained = run.state().loss_sum / (kBatch * kLength);
+    const double trained = run.exact_loss() / (kBatch * kLength);
     EXPECT_EQ(run.state().target_tokens, kBatch * kLength - 1);
     const auto gradient = run.host<double>(run.parameters.gradients);
     EXPECT_DOUBLE_EQ(trained, loss());

@@ -49,7 +49,7 @@ void head_backward(const Context& ctx, const Model& model, Activations& acts, Te
     matmul_wgrad(ctx,
                  {d_matrix, {}, accumulate || first > 0, logits, input, WeightLayout::out_in, acts.scratch});
   }
-  loss_sum(ctx, {acts.loss_sum, acts.target_tokens, acts.losses, targets});
+  loss_sum(ctx, {acts.loss_sum, acts.target_tokens, acts.overflow, acts.losses, targets});
 }
 
 /// What --recompute did not keep, from what it did.

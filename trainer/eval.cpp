@@ -21,7 +21,7 @@ EvalResult evaluate(const Context& ctx, const Model& model, Activations& acts, L
          model.config.vocab_size, "; use data made with this model's tokenizer");
   EvalResult result;
   result.target_tokens = state.target_tokens;
-  if (state.target_tokens > 0) result.loss = state.loss_sum / static_cast<double>(state.target_tokens);
+  if (state.target_tokens > 0) result.loss = loss_of(state) / static_cast<double>(state.target_tokens);
   return result;
 }
 

@@ -170,7 +170,7 @@ void head_loss(const Context& ctx, const Model& model, Activations& acts, LayerH
                           .with_gradient = false,
                           .bad_target = acts.bad_token});
     }
-    loss_sum(ctx, {acts.loss_sum, acts.target_tokens, acts.losses, targets});
+    loss_sum(ctx, {acts.loss_sum, acts.target_tokens, acts.overflow, acts.losses, targets});
   });
 }
 

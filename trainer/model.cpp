@@ -127,12 +127,14 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
     a.scratch = arena.take(scratch_group, DType::i32, {static_cast<int64_t>((scratch + 3) / 4)});
 
   a.state = arena.take(scratch_group, DType::i32, {sizeof(StepState) / 4});
-  const auto field = [&](size_t offset, DType dtype) {
-    return Tensor(a.state ? static_cast<char*>(a.state.data) + offset : nullptr, dtype, {1});
+  a.sums = Tensor(a.state.data, DType::i64, {kStepSums});
+  const auto field = [&](size_t offset) {
+    return Tensor(a.state ? static_cast<char*>(a.state.data) + offset : nullptr, DType::i64, {1});
   };
-  a.loss_sum = field(offsetof(StepState, loss_sum), DType::f64);
-  a.target_tokens = field(offsetof(StepState, target_tokens), DType::i64);
-  a.bad_token = field(offsetof(StepState, bad_token), DType::i64);
+  a.loss_sum = field(offsetof(StepState, loss_sum));
+  a.target_tokens = field(offsetof(StepState, target_tokens));
+  a.bad_token = field(offsetof(StepState, bad_token));
+  a.overflow = field(offsetof(StepState, overflow));
   return a;
 }
 

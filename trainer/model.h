@@ -96,11 +96,10 @@ struct Activations {
 
   Tensor scratch;  // the largest any operation needs
 
-  Tensor state;          // one StepState (kernels/adamw.h): sums over the micro-batches of a step and what
-                         // the device decides from them
-  Tensor loss_sum;       // [1] fp64, in state
-  Tensor target_tokens;  // [1] int64, in state
-  Tensor bad_token;      // [1] int64, in state
+  Tensor state;  // one StepState (kernels/adamw.h): sums over the micro-batches of a step and what the device
+                 // decides from them
+  Tensor sums;   // [kStepSums] int64, in state: those four below, which ranks add up
+  Tensor loss_sum, target_tokens, bad_token, overflow;  // [1] int64
 };
 
 Activations take_activations(Arena& arena, const Model& model, const WorkShape& shape);

@@ -102,7 +102,7 @@ void Optimizer::initialize(const Context& ctx, uint64_t seed) const {
 void Optimizer::update(const Context& ctx, const Activations& acts, double lr, int64_t update,
                        double nominal_tokens) const {
   norm_partials(ctx, {memory_.partials, memory_.gradients});
-  norm_finish(ctx, {memory_.raw_norm, memory_.partials});
+  norm_finish(ctx, {memory_.raw_norm, memory_.partials, {}});
   step_gate(ctx, {.state = acts.state,
                   .raw_norm = memory_.raw_norm,
                   .nominal_tokens = nominal_tokens,

@@ -90,7 +90,7 @@ void add_training(ModelRun& run, const std::vector<int32_t>& tokens, const std::
     run.micro_batch(tokens, targets, true, nominal);
     const StepState state = run.state();
     const auto counted = static_cast<double>(state.target_tokens);
-    losses.push_back(state.loss_sum / counted);
+    losses.push_back(loss_of(state) / counted);
     if (step == 1) {
       // Ours are of the sum over nominal tokens, PyTorch's of the mean over targets.
       std::vector<float> gradient = run.host<float>(run.parameters.gradients);
