@@ -24,11 +24,10 @@
 #include "dataloader/mapped_file.h"
 #include "dataloader/stories.h"
 #include "dataloader/tokenizer.h"
-#include "kernels/cast.h"
 #include "trainer/backward.h"
 #include "trainer/batch_plan.h"
-#include "trainer/channel.h"
 #include "trainer/checkpoint.h"
+#include "trainer/collectives.h"
 #include "trainer/config.h"
 #include "trainer/feed.h"
 #include "trainer/files.h"
@@ -37,17 +36,20 @@
 #include "trainer/gemm_choices.h"
 #include "trainer/inference.h"
 #include "trainer/inspect.h"
+#include "trainer/launch.h"
 #include "trainer/model.h"
 #include "trainer/model_config.h"
 #include "trainer/monitor.h"
 #include "trainer/monitor_device.h"
-#include "trainer/one_rank.h"
 #include "trainer/optimizer.h"
+#include "trainer/ranks.h"
 #include "trainer/resume.h"
+#include "trainer/run_memory.h"
 #include "trainer/run_setup.h"
 #include "trainer/sample.h"
 #include "trainer/saving.h"
 #include "trainer/schedule.h"
+#include "trainer/sharding.h"
 #include "trainer/tables.h"
 
 namespace kinoe {
@@ -56,37 +58,6 @@ namespace {
 // ---- Training --------------------------------------------------------------------------------------------------------
 
 constexpr uint64_t kSmallFileBytes = uint64_t{1} << 20;  // of a checkpoint besides its tensors
-
-/// All device memory of a run, from one arena.
-struct RunMemory {
-  ParameterMemory parameters;
-  Activations acts;
-  std::optional<Activations> eval;
-  Tensor sampling;
-};
-
-RunMemory take_memory(Arena& arena, Model& model, const RunConfig& config, const OptimizerSettings& optimizer,
-                      bool with_eval) {
-  RunMemory memory;
-  take_constants(arena, model);
-  memory.parameters = take_parameters(arena, model, &optimizer);
-  WorkShape shape;
-  shape.batch = config.micro_batch.value();
-  shape.length = config.seq_len.value();
-  shape.recompute = config.recompute == "block"   ? Recompute::block
-                    : config.recompute == "light" ? Recompute::light
-                                                  : Recompute::none;
-  shape.document_mask = config.document_mask;
-  memory.acts = take_activations(arena, model, shape);
-  if (with_eval) {
-    shape.training = false;
-    memory.eval = take_activations(arena, model, shape);
-  }
-  if (config.sample_every.value() > 0)
-    memory.sampling = arena.take(
-        "sampling", DType::i32, {static_cast<int64_t>(Sampler::bytes(model, 1, config.seq_len.value()) / 4)});
-  return memory;
-}
 
 /// What comes back from the device about a step. Made once: page-locking and freeing memory wait for the device.
 struct StepResult {
@@ -106,15 +77,16 @@ class Training {
  public:
   /// `start`: the state after the last step done.
   Training(const RunConfig& config, const Context& ctx, const Model& model, RunMemory& memory,
-           const OptimizerSettings& settings, const Data& data, const TrainingState& start)
+           const ShardLayout& layout, Collectives& collectives, const Data& data, const TrainingState& start)
       : config_(config),
         ctx_(ctx),
         model_(model),
         memory_(memory),
-        plan_(config.global_batch.value(), config.micro_batch.value()),
-        weights_(model.table, memory.parameters.weights),
-        gradients_(model.table, memory.parameters.gradients),
-        optimizer_(model, memory.parameters, settings),
+        collectives_(collectives),
+        plan_(config.global_batch.value(), config.micro_batch.value(), layout.rank(), layout.ranks()),
+        sharding_(ctx, model.table, layout, collectives, memory.parameters.gradients,
+                  memory.parameters.weights, {memory.acts.sums, memory.acts.overflow}),
+        optimizer_(model, memory.parameters, optimizer_settings(config), layout, collectives),
         schedule_{schedule_kind(config.schedule), config.lr.value(), config.min_lr_frac,
                   config.warmup_tokens.value(), start.schedule_tokens},
         start_(start),
@@ -124,9 +96,35 @@ class Training {
     fill_zero(ctx, memory.acts.state.data, memory.acts.state.bytes());
   }
 
-  /// Random weights from the run's seed, or weights that are put there by somebody else.
-  void initialize() const { optimizer_.initialize(ctx_, static_cast<uint64_t>(config_.seed)); }
+  /// Random weights from the run's seed, given ones, or masters that somebody else puts into memory after prepare().
   void prepare() const { optimizer_.prepare(ctx_); }
+  void initialize() {
+    optimizer_.initialize(ctx_, static_cast<uint64_t>(config_.seed));
+    sharding_.publish_weights();
+  }
+  void set_masters(const float* flat) {
+    optimizer_.set_masters(ctx_, flat);
+    sharding_.publish_weights();
+  }
+  void masters_loaded() {
+    optimizer_.derive_weights(ctx_);
+    sharding_.publish_weights();
+  }
+
+  /// Uses every matrix product of a step once, without a trace in anything that is trained.
+  void rehearse() {
+    for (const Tensor& t : {memory_.acts.batch.tokens, memory_.acts.batch.targets,
+                            memory_.acts.batch.doc_start, memory_.acts.batch.doc_end})
+      if (t) fill_zero(ctx_, t.data, t.bytes());
+    sharding_.begin_step(0, 3, 3);  // a third micro-batch never comes: nothing is sent
+    for (int i = 0; i < 2; ++i) {   // one stores, one accumulates
+      sharding_.begin_micro_batch();
+      forward(ctx_, model_, memory_.acts, hooks());
+      backward(ctx_, model_, memory_.acts, hooks(), 1);
+    }
+    fill_zero(ctx_, memory_.acts.state.data, memory_.acts.state.bytes());
+    synchronize(ctx_);
+  }
 
   /// Queues one optimizer step on the device. The step before the last must have been finished.
   PendingStep step(int64_t number) {
@@ -138,18 +136,23 @@ class Training {
 
     begin_step(ctx_, memory_.acts);
     const std::vector<MicroBatch> slots = plan_.mine(start_.first_sample + consumed);
+    sharding_.begin_step(number, plan_.my_slots(), plan_.slots());
     for (size_t i = 0; i < slots.size(); ++i) {
       record.data_wait_ms += feed_.put(memory_.acts.batch, slots[i].first_sample, slots[i].valid);
       announce_after(number, slots, i);
-      gradients_.begin_micro_batch(i == 0);
+      sharding_.begin_micro_batch();
       forward(ctx_, model_, memory_.acts, hooks());
       backward(ctx_, model_, memory_.acts, hooks(), nominal_tokens);
     }
+    sharding_.finish_gradients();
     record.step = number;
     record.samples = consumed + plan_.global_batch();
     record.tokens = record.samples * config_.seq_len.value();
     record.lr = schedule_.at(record.tokens);
     optimizer_.update(ctx_, memory_.acts, record.lr, number, nominal_tokens);
+    sharding_.publish_weights();
+    record.comm_bytes = collectives_.traffic().bytes - sent_;
+    sent_ += record.comm_bytes;
 
     download(ctx_, pending.result->state.data(), memory_.acts.state.data, sizeof(StepState));
     pending.result->ended.record(ctx_);
@@ -157,7 +160,7 @@ class Training {
   }
 
   /// Waits for a step and completes its record. A step that was not finite ends the run: nothing of it was applied.
-  StepRecord finish(const PendingStep& pending) const {
+  StepRecord finish(const PendingStep& pending) {
     const StepResult& result = *pending.result;
     result.ended.wait();
     StepState state;
@@ -173,13 +176,14 @@ class Training {
     record.global_batch = plan_.global_batch();
     record.seq_len = config_.seq_len.value();
     record.step_ms = result.ended.ms_since(result.began);
-    record.compute_ms = record.step_ms - record.data_wait_ms;
+    record.comm_wait_ms = sharding_.wait_ms(record.step);
+    record.compute_ms = record.step_ms - record.data_wait_ms - record.comm_wait_ms;
     record.tokens_per_s = static_cast<double>(config_.tokens_per_step()) / (record.step_ms / 1e3);
-    record.tokens_per_s_per_gpu = record.tokens_per_s;
+    record.tokens_per_s_per_gpu = record.tokens_per_s / collectives_.ranks();
     return record;
   }
 
-  LayerHooks hooks() { return {weights_, gradients_}; }
+  LayerHooks hooks() { return sharding_.hooks(); }
   [[nodiscard]] const ParameterMemory& parameters() const { return memory_.parameters; }
 
   /// The hash of the masters as they lie in the device's memory: an update that is gated off writes nothing else.
@@ -205,8 +209,8 @@ class Training {
     if (i + 1 < slots.size()) {
       feed_.announce(slots[i + 1].first_sample, slots[i + 1].valid);
     } else if (number < config_.steps.value()) {
-      const MicroBatch next = plan_.mine(start_.first_sample + consumed_before(number + 1)).front();
-      feed_.announce(next.first_sample, next.valid);
+      const std::vector<MicroBatch> next = plan_.mine(start_.first_sample + consumed_before(number + 1));
+      feed_.announce(next.front().first_sample, next.front().valid);
     }
   }
 
@@ -214,14 +218,15 @@ class Training {
   Context ctx_;
   const Model& model_;
   RunMemory& memory_;
+  Collectives& collectives_;
   BatchPlan plan_;
-  OneRankWeights weights_;
-  OneRankGradients gradients_;
+  Sharding sharding_;
   Optimizer optimizer_;
   Schedule schedule_;
   const TrainingState& start_;
   Feed feed_;
   std::array<StepResult, 2> results_;
+  int64_t sent_ = 0;  // bytes, by all steps so far
 };
 
 void complete_speed(StepRecord& record, const TokenFlops& flops, const std::optional<Peak>& peak) {
@@ -236,46 +241,20 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Ends with the memory table printed and a configuration that fits, where this one does not.
-void require_memory(const RunConfig& config, const DeviceInfo& device,
-                    const std::function<size_t(const RunConfig&)>& bytes_of) {
-  const size_t needed = bytes_of(config);
-  if (needed <= device.free_bytes) return;
-  const Fitting fitting = find_fitting(config, bytes_of, device.free_bytes);
-  const std::string begin = cat("this run needs ", mebibytes(needed), " and ", device.name, " has ",
-                                mebibytes(device.free_bytes), " free; ");
-  if (fitting.fits)
-    fail(ExitCode::usage, begin, "it fits with ", fitting.options, " (", mebibytes(fitting.bytes), ")");
-  fail(ExitCode::usage, begin,
-       fitting.options.empty() ? "it cannot be made smaller"
-                               : cat("even with ", fitting.options, " it needs ", mebibytes(fitting.bytes)),
-       "; use a smaller model or --seq-len, or a device with more memory");
-}
-
-OptimizerSettings optimizer_settings(const RunConfig& config) {
-  OptimizerSettings settings;
-  settings.beta1 = static_cast<float>(config.beta1);
-  settings.beta2 = static_cast<float>(config.beta2);
-  settings.eps = static_cast<float>(config.eps);
-  settings.weight_decay = static_cast<float>(config.weight_decay);
-  settings.grad_clip = config.grad_clip;
-  settings.moments = config.adam_state;
-  settings.seed = static_cast<uint64_t>(config.seed);
-  return settings;
-}
-
-void print_notes(const std::vector<std::string>& notes) {
+/// Sentences for the user; of ranks that all have the same to say, the first says it.
+void print_notes(const Team& team, const std::vector<std::string>& notes) {
+  if (!team.first()) return;
   for (const std::string& note : notes) std::fprintf(stderr, "train_gpt: %s\n", note.c_str());
 }
 
 /// The run directory with what produced the run in it. `from`: the step after which it goes on, 0 for a new run.
-void record_run(Files& files, const RunConfig& config, const Device& device, int64_t from, int argc,
-                char** argv) {
+void record_run(Files& files, const RunConfig& config, const Device& device, int ranks, int64_t from,
+                int argc, char** argv) {
   in_class(ExitCode::usage, [&] {
     write_file_durably(files, join_path(config.out, "config.toml"), to_toml(without_start_options(config)));
     RunRecord record = make_run_record(argc, argv);
     const DeviceInfo info = device.info();
-    record.device = info.name;
+    record.device = ranks == 1 ? info.name : cat(info.name, " x ", ranks);
     record.driver = info.driver;
     if (const std::optional<GpuHealth> health = device.health()) record.gpu = health_facts(*health);
     record.config = settings_of(config);
@@ -285,75 +264,71 @@ void record_run(Files& files, const RunConfig& config, const Device& device, int
   });
 }
 
-/// Memory of a run in the table's words, and whether it is there.
-MemoryPlan check_memory(std::FILE* out, const RunSetup& setup, Model& model, const Device& device,
-                        size_t held_before, const Arena& planned, size_t save_bytes) {
-  const bool with_eval = setup.data.validation.has_value();
-  const DeviceInfo info = device.info();
-  const auto feed_bytes = [&](const RunConfig& c) {
-    return Loader::buffer_bytes(c.micro_batch.value(), c.seq_len.value(), c.document_mask) *
-           (with_eval ? 2 : 1);
-  };
-  print_run(out, setup.config, setup.model, info, *setup.data.training,
-            with_eval ? &*setup.data.validation : nullptr);
-  std::vector<Arena::Group> host = {{"data buffers (host)", feed_bytes(setup.config)}};
-  if (save_bytes > 0) host.push_back({"checkpoint buffers (host)", save_bytes});
-  MemoryPlan plan = plan_memory(planned, device, held_before, host);
-  print_memory(out, plan);
-  for (const std::string& warning : setup.warnings) print_notes({"warning: " + warning});
-  print_notes(setup.notes);
-  require_memory(setup.config, info, [&](const RunConfig& other) {
-    Arena arena;
-    take_memory(arena, model, other, optimizer_settings(other), with_eval);
-    return arena.used() + (model.backend == Backend::cpu ? feed_bytes(other) : 0);
-  });
-  std::fflush(out);
-  return plan;
+/// Rank 0 makes the run directory, or takes it over, and holds it; the others hear where it is.
+std::unique_ptr<RunLock> take_run_directory(Files& files, Team& team, const CommandLine& command,
+                                            RunSetup& setup, const Device& device, uint64_t needed_bytes,
+                                            int argc, char** argv) {
+  std::unique_ptr<RunLock> lock;
+  RunConfig& config = setup.config;
+  if (team.first()) {
+    config.out = prepare_run_directory(
+        files, {.path = config.out, .resume = command.run.resume != "never", .needed_bytes = needed_bytes});
+    lock = std::make_unique<RunLock>(config.out);
+    print_notes(team, claim_run(files, config.out, setup.from));
+    record_run(files, config, device, team.ranks(), setup.state.step, argc, argv);
+    remove_unfinished_checkpoints(files, config.out);
+  }
+  config.out = team.control().from_first("run directory", config.out);
+  return lock;
 }
 
 /// Masters and moments of the last step done: of the checkpoint the run goes on from, of given weights (`initial`), or random.
-void load_start(const Context& ctx, const RunSetup& setup, const Model& model, Training& training,
-                const ParameterMemory& memory, const std::vector<float>& initial) {
+void load_start(const Context& ctx, const RunSetup& setup, const Model& model, const ShardLayout& layout,
+                Team& team, Training& training, const ParameterMemory& memory,
+                const std::vector<float>& initial) {
   const CheckpointReader* checkpoint = setup.from.checkpoint.get();
-  if (checkpoint == nullptr && initial.empty()) {
-    training.initialize();
-    return;
-  }
   training.prepare();
   if (checkpoint == nullptr) {
-    set_parameters(ctx, memory, initial.data());
-    synchronize(ctx);
+    if (initial.empty())
+      training.initialize();
+    else
+      training.set_masters(initial.data());
     return;
   }
   const double began = now_seconds();
-  const uint64_t hash = load_parameters(ctx, *checkpoint, model.table, ShardLayout(model.table, 0, 1, false),
-                                        memory.masters, memory.m, memory.v);
-  if (memory.weights.data != memory.masters.data) cast(ctx, {memory.weights, memory.masters});
-  synchronize(ctx);
+  const std::vector<uint64_t> hash = {
+      load_parameters(ctx, *checkpoint, model.table, layout, memory.masters, memory.m, memory.v)};
+  training.masters_loaded();
   const double took = now_seconds() - began;
   const uint64_t bytes = plan_checkpoint(model.table, model.dtype, memory.m.dtype, 0).bytes();
-  print_notes({cat("going on from ", checkpoint->directory(), ": ", mebibytes(bytes), " read and checked in ",
-                   std::round(took * 100) / 100, " s")});
-  if (hash != setup.state.weights_hash)
+  print_notes(team, {cat("going on from ", checkpoint->directory(), ": ", mebibytes(bytes),
+                         " read and checked in ", std::round(took * 100) / 100, " s")});
+  if (team.control().sum("hash of the weights", hash).front() != setup.state.weights_hash)
     fail(ExitCode::checkpoint, checkpoint->directory(),
-         ": the weights are not those of the step its state.json names (their "
-         "hash differs); use an older checkpoint, or --resume latest-valid");
+         ": the weights are not those of the step its state.json names (their hash differs); use an older "
+         "checkpoint, or --resume latest-valid");
   if (training.weights_hash() != setup.state.weights_hash)
     fail(ExitCode::checkpoint, checkpoint->directory(), ": the weights in memory are not those of step ",
          setup.state.step, " (their hash differs)");
 }
 
-Monitor::Options monitor_options(const RunSetup& setup) {
+/// Of rank 0; the other ranks have a monitor that counts and says nothing.
+Monitor::Options monitor_options(const Team& team, const RunSetup& setup, std::FILE* quiet) {
   Monitor::Options options;
-  options.metrics_path = join_path(setup.config.out, "metrics.jsonl");
   options.format = parse_log_format(setup.config.log_format).value();
   options.total_steps = setup.config.steps.value();
   options.first_step = setup.state.step + 1;
   options.skipped = setup.state.skipped;
   options.nan = setup.state.nan;
+  if (!team.first()) {
+    options.out = options.warnings = fileno(quiet);
+    options.bar = Monitor::kNoBar;
+    return options;
+  }
+  options.metrics_path = join_path(setup.config.out, "metrics.jsonl");
   if (const int64_t cut = cut_metrics(options.metrics_path, setup.state.step); cut > 0)
-    print_notes({cat("records of steps after ", setup.state.step, " are cut off metrics.jsonl: ", cut,
-                     "; those steps are run again")});
+    print_notes(team, {cat("records of steps after ", setup.state.step, " are cut off metrics.jsonl: ", cut,
+                           "; those steps are run again")});
   return options;
 }
 
@@ -382,75 +357,102 @@ void draw_loss(const RunSetup& setup, const std::string& metrics, const std::str
   write_loss_curve(picture, read_loss_history(metrics), style);
 }
 
-int train(const CommandLine& command, int argc, char** argv) {
+/// How long a rank may take for a step before it counts as hung: ten median steps, at least --hang-timeout.
+class StepLimit {
+ public:
+  explicit StepLimit(const RunConfig& config) : least_(static_cast<double>(config.hang_timeout)) {}
+  void took(double ms) {
+    ms_.push_back(ms);
+    if (ms_.size() > 31) ms_.pop_front();
+  }
+  [[nodiscard]] double seconds() const {
+    if (ms_.size() < 3) return std::max(least_, kUnknown);  // the first steps measure matrix products
+    std::vector<double> sorted(ms_.begin(), ms_.end());
+    std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2),
+                     sorted.end());
+    return std::max(least_, sorted[sorted.size() / 2] / 1e3 * 10);
+  }
+  static constexpr double kUnknown = 600;  // also of what is no step: set-up, evaluation, saving
+
+ private:
+  double least_;
+  std::deque<double> ms_;
+};
+
+int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Files> files = posix_files();
-  RunSetup setup = set_up_run(*files, command, 1);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> quiet(std::fopen("/dev/null", "w"), std::fclose);
+  CHECK(quiet != nullptr, "/dev/null cannot be opened");
+  team.at("reading the configuration and opening the data", StepLimit::kUnknown);
+  RunSetup setup = set_up_run(*files, command, team.ranks());
   RunConfig& config = setup.config;
   const TrainingState& state = setup.state;
+  std::FILE* tables = !team.first() ? quiet.get()
+                      : config.log_format == "json"
+                          ? stderr
+                          : stdout;  // in JSON, standard output is for records alone
 
-  const std::unique_ptr<Device> device =
-      Device::open(config.device == DeviceChoice::cuda ? Backend::cuda : Backend::cpu);
+  const std::unique_ptr<Device> device = open_device(config, team.place());
   Context ctx = device->context();
+  std::fputs(compare_ranks(team, *device, config, state.data).c_str(), tables);
   const size_t held_before = device->memory_use().bytes;
   Model model(setup.model, ctx.backend, config.dtype.value());
-  const OptimizerSettings optimizer = optimizer_settings(config);
-
-  const ShardLayout layout(model.table, 0, 1, false);
-  const std::unique_ptr<Channel> saving_line = alone();
+  const ShardLayout layout(model.table, team.rank(), team.ranks(), config.zero > 0 && team.ranks() > 1);
 
   // The plan, before anything large exists.
   const bool with_eval = setup.data.validation.has_value();
   Arena planned;
   const ParameterMemory planned_parameters =
-      take_memory(planned, model, config, optimizer, with_eval).parameters;
+      take_run_memory(planned, model, config, layout, with_eval).parameters;
   const bool saves = !config.no_checkpoints;
-  const size_t save_bytes = saves ? CheckpointSaver::planned_buffer_bytes(
-                                        layout.owned(), ctx.backend == Backend::cpu ? planned.used() : 0, 1)
-                                  : 0;
-  std::FILE* tables =
-      config.log_format == "json" ? stderr : stdout;  // in JSON, standard output is for records alone
+  const size_t save_bytes =
+      saves ? CheckpointSaver::planned_buffer_bytes(
+                  layout.owned(), ctx.backend == Backend::cpu ? planned.used() : 0, ranks_on_host(team))
+            : 0;
+  for (const std::string& warning : setup.warnings) print_notes(team, {"warning: " + warning});
+  print_notes(team, setup.notes);
   const MemoryPlan memory_plan =
-      check_memory(tables, setup, model, *device, held_before, planned, save_bytes);
+      check_memory(tables, setup, model, layout, *device, held_before, planned, save_bytes);
   if (config.dry_run) return 0;
 
   std::vector<float> initial;  // read before anything is written: it may not fit
   if (!setup.source.empty()) initial = read_initial_weights(*files, setup, model.table);
-  config.out = prepare_run_directory(
-      *files, {.path = config.out,
-               .resume = command.run.resume != "never",
-               .needed_bytes =
-                   saves ? plan_checkpoint(model.table, model.dtype, planned_parameters.m.dtype, 0).bytes() +
-                               kSmallFileBytes
-                         : 0});
-  const RunLock lock(config.out);
-  print_notes(claim_run(*files, config.out, setup.from));
-  record_run(*files, config, *device, state.step, argc, argv);
-  remove_unfinished_checkpoints(*files, config.out);
+  const std::unique_ptr<RunLock> lock = take_run_directory(
+      *files, team, command, setup, *device,
+      saves
+          ? plan_checkpoint(model.table, model.dtype, planned_parameters.m.dtype, 0).bytes() + kSmallFileBytes
+          : 0,
+      argc, argv);
 
   GemmRecord gemms(*files, *device, config.out,
                    setup.from.checkpoint ? setup.from.checkpoint->directory() : "");
   const Memory memory = Memory::on(ctx.backend, planned.used());
   Arena arena(memory.data());
-  RunMemory run_memory = take_memory(arena, model, config, optimizer, with_eval);
+  RunMemory run_memory = take_run_memory(arena, model, config, layout, with_eval);
   const std::unique_ptr<Graphs> graphs = Graphs::on(ctx);
   ctx.graphs = graphs.get();
   upload_constants(ctx, model);
-  Training training(config, ctx, model, run_memory, optimizer, setup.data, state);
-  load_start(ctx, setup, model, training, run_memory.parameters, initial);
+  team.at("connecting the ranks and loading weights", StepLimit::kUnknown);
+  const std::unique_ptr<Collectives> collectives = connect(team, ctx);
+  Training training(config, ctx, model, run_memory, layout, *collectives, setup.data, state);
+  load_start(ctx, setup, model, layout, team, training, run_memory.parameters, initial);
   std::vector<float>().swap(initial);
+  share_gemm_choices(team, *device, [&] { training.rehearse(); });
   std::optional<Feed> eval_feed;
   if (with_eval) eval_feed.emplace(ctx, *setup.data.validation, config.micro_batch.value());
 
-  const Monitor::Options options = monitor_options(setup);
+  const Monitor::Options options = monitor_options(team, setup, quiet.get());
   Monitor monitor(options);
-  Saving saving(*files, ctx, model, config, run_memory.parameters, layout, *saving_line, save_bytes,
-                setup.tokenizers, &monitor);
+  Saving saving(*files, ctx, model, config, run_memory.parameters, layout, team.saving(), save_bytes,
+                setup.tokenizers, team.first() ? &monitor : nullptr);
   DeviceWatch watch(*device, memory_plan.total);
   const TokenFlops flops = training_flops(setup.model, config.seq_len.value());
   const std::optional<Peak> peak = peak_flops(device->info().name, model.dtype);
+  StepLimit limit(config);
 
   const auto report = [&](const PendingStep& pending) {
     StepRecord record = training.finish(pending);
+    limit.took(record.step_ms);
     complete_speed(record, flops, peak);
     watch.look(now_seconds());
     record.mem_bytes = static_cast<int64_t>(watch.memory().bytes);
@@ -467,10 +469,11 @@ int train(const CommandLine& command, int argc, char** argv) {
     return record;
   };
   const auto evaluate = [&](const StepRecord& at, int64_t batches) {
+    team.at(cat("evaluation after step ", at.step), StepLimit::kUnknown);
     Event began(ctx.backend), ended(ctx.backend);
     began.record(ctx);
     const EvalResult result = evaluate_dataset(ctx, model, *run_memory.eval, training.hooks(), *eval_feed,
-                                               *setup.data.validation, batches);
+                                               *setup.data.validation, batches, *collectives);
     ended.record(ctx);
     ended.wait();
     monitor.record(EvalRecord{.step = at.step,
@@ -486,8 +489,9 @@ int train(const CommandLine& command, int argc, char** argv) {
   const auto due = [](int64_t every, int64_t step) { return every > 0 && step % every == 0; };
   std::deque<PendingStep> pending;
   for (int64_t step = state.step + 1; step <= stop; ++step) {
+    team.at(cat("step ", step), limit.seconds());
     pending.push_back(training.step(step));
-    if (step == state.step + 1) {
+    if (step == state.step + 1 && team.first()) {
       gemms.save();
       if (config.gemm_trace) gemms.print(tables);
     }
@@ -499,12 +503,15 @@ int train(const CommandLine& command, int argc, char** argv) {
       pending.pop_front();
     }
     if (due(*config.eval_every, step) && step < steps) evaluate(last, config.eval_batches);
-    if (due(*config.sample_every, step))
+    if (due(*config.sample_every, step) && team.first())
       monitor.note("sample: " + sample_text(device->context(), model, training.hooks(), run_memory.sampling,
                                             config.seq_len.value(), static_cast<uint64_t>(step),
                                             on_stories(config)));
     // After the step's evaluation, whose record then is on the disk as well; before the last one, which may take long.
-    if (saves && (due(*config.save_every, step) || step == stop)) saving.begin(state_at(state, last));
+    if (saves && (due(*config.save_every, step) || step == stop)) {
+      team.at(cat("saving step ", step), StepLimit::kUnknown);
+      saving.begin(state_at(state, last));
+    }
     if (step == steps && with_eval) {
       const EvalResult result = evaluate(last, on_stories(config) ? 0 : config.eval_batches);
       monitor.finish();
@@ -517,7 +524,8 @@ int train(const CommandLine& command, int argc, char** argv) {
     }
     saving.report();
   }
-  gemms.save();
+  team.at("writing the last checkpoint", StepLimit::kUnknown);
+  if (team.first()) gemms.save();
   saving.finish();
   for (const std::string& finding : watch.findings()) monitor.note(finding);
   monitor.finish();
@@ -530,21 +538,35 @@ int train(const CommandLine& command, int argc, char** argv) {
                  static_cast<long long>(steps), checkpoint_at(done).c_str());
     return static_cast<int>(ExitCode::stopped);
   }
+  if (!team.first()) return 0;
   const std::string picture = join_path(config.out, "loss.svg");
   draw_loss(setup, options.metrics_path, picture);
   std::fprintf(tables, "%s\nloss curve %s\n", checkpoint_at(steps).c_str(), picture.c_str());
   return 0;
 }
 
-int run(int argc, char** argv) {
-  const CommandLine command = parse_command_line(argc, argv);
+/// `team` is set as soon as there is one: an error from then on is one of all ranks.
+int run(int argc, char** argv, std::unique_ptr<Team>& team) {
+  CommandLine command;
+  std::optional<Error> mistake;
+  try {
+    command = parse_command_line(argc, argv);
+  } catch (const Error& error) {
+    mistake = error;
+  }
+  // A mistake in the command line is every rank's: together they say it once.
+  if (mistake || command.action == Action::train) team = Team::join(launch_options(command.run));
+  if (mistake) throw *mistake;
   int code = 0;
   switch (command.action) {
     case Action::help: std::printf("%s", command.text.c_str()); break;
     case Action::sample: code = sample(command.sample); break;
     case Action::eval: code = eval(command.eval); break;
     case Action::inspect: code = inspect(command.inspect); break;
-    case Action::train: return train(command, argc, argv);
+    case Action::train:
+      code = train(command, *team, argc, argv);
+      team->finish();
+      return code;
   }
   // What was asked for is on standard output alone. That its reader has seen enough (a closed pipe) is no fault.
   errno = 0;
@@ -561,18 +583,18 @@ int main(int argc, char** argv) {
   kinoe::end_on_truncation();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe must not end a run: train_gpt | head
   std::signal(SIGXFSZ, SIG_IGN);  // nor a file beyond ulimit -f: the write fails and says so
+  std::unique_ptr<kinoe::Team> team;
+  const auto leave = [&team](const kinoe::Error& error) {
+    return team ? team->leave(error) : kinoe::Team::report(error);
+  };
   try {
-    return kinoe::run(argc, argv);
+    return kinoe::run(argc, argv, team);
   } catch (const kinoe::Error& error) {
-    std::fflush(stdout);  // what was said before the error comes before it
-    std::fprintf(stderr, "train_gpt: error: %s\n", kinoe::one_line(error.what()).c_str());
-    return static_cast<int>(error.code);
+    return leave(error);
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr,
-                 "train_gpt: error: out of host memory; use a smaller model, batch or sequence length\n");
-    return static_cast<int>(kinoe::ExitCode::usage);
+    return leave(
+        {kinoe::ExitCode::usage, "out of host memory; use a smaller model, batch or sequence length"});
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "train_gpt: internal error: %s\n", error.what());
-    return static_cast<int>(kinoe::ExitCode::internal);
+    return leave({kinoe::ExitCode::internal, kinoe::cat("internal error: ", error.what())});
   }
 }

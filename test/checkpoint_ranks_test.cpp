@@ -320,7 +320,7 @@ TEST_F(RanksFail, ThreeInARowEndTheRunOnEveryRankWithTheSameText) {
     RankMemory memory(model.table, rank, kRanks, true);
     memory.take(model);
     ParameterMemory parameters;
-    parameters.masters = parameters.weights = memory.source().masters;
+    parameters.masters = parameters.weights.whole = memory.source().masters;
     parameters.m = memory.source().m;
     parameters.v = memory.source().v;
     std::unique_ptr<Monitor> monitor;  // on rank 0 alone

@@ -33,7 +33,7 @@ std::vector<Case> cases() {
 /// Weights of all kinds away from 0 and 1.
 template <class T = double>
 void stir(ModelRun& run) {
-  auto* weights = run.parameters.weights.as<T>();
+  auto* weights = run.parameters.weights.whole.as<T>();
   for (const Parameter& p : run.model.table.parameters())
     for (int64_t i = 0; i < p.size; ++i)
       weights[p.offset + i] +=
@@ -63,13 +63,13 @@ TEST(DocumentMask, GradientsAgreeWithFiniteDifferences) {
     run.set_documents(kRows);
     const auto tokens = random_ids(kBatch * kLength, c.config.vocab_size, 1);
     const auto targets = random_ids(kBatch * kLength, c.config.vocab_size, 2);
-    auto* weights = run.parameters.weights.as<double>();
+    auto* weights = run.parameters.weights.whole.as<double>();
     const auto loss = [&] {
       (void)losses_of(run, tokens, targets);
       return run.exact_loss() / (kBatch * kLength);
     };
     run.micro_batch(tokens, targets, true, kBatch * kLength);
-    const auto gradient = run.host<double>(run.parameters.gradients);
+    const auto gradient = run.host<double>(run.parameters.gradients.whole);
     for (const Parameter& p : run.model.table.parameters()) {
       double worst = 0, largest = 0;
       for (int64_t i = 0; i < p.size; i += std::max<int64_t>(1, p.size / 8)) {
@@ -102,7 +102,7 @@ void expect_packed_equals_separate(ModelConfig config, double tolerance) {
   packed.set_documents({lengths});
   const auto losses = losses_of<T>(packed, tokens, targets);
   packed.micro_batch(tokens, targets, true, kLength);
-  const auto gradient = packed.host<T>(packed.parameters.gradients);
+  const auto gradient = packed.host<T>(packed.parameters.gradients.whole);
 
   std::vector<double> summed(gradient.size());
   int64_t at = 0;
@@ -115,7 +115,7 @@ void expect_packed_equals_separate(ModelConfig config, double tolerance) {
     for (int32_t t = 0; t < length; ++t)
       EXPECT_NEAR(own[static_cast<size_t>(t)], losses[static_cast<size_t>(at + t)], tolerance) << at + t;
     alone.micro_batch(x, y, true, kLength);
-    const auto part = alone.host<T>(alone.parameters.gradients);
+    const auto part = alone.host<T>(alone.parameters.gradients.whole);
     for (size_t i = 0; i < part.size(); ++i) summed[i] += static_cast<double>(part[i]);
     at += length;
   }
@@ -173,7 +173,7 @@ TEST(DocumentMask, RecomputationChangesNoBitAndOneDocumentIsNoMask) {
                  {.batch = 2, .length = 7, .recompute = mode, .document_mask = !documents.empty()});
     if (!documents.empty()) run.set_documents(documents);
     run.micro_batch(tokens, targets, true, 14);
-    return run.host<float>(run.parameters.gradients);
+    return run.host<float>(run.parameters.gradients.whole);
   };
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
@@ -195,7 +195,7 @@ TEST(DocumentMask, GpuAgreesWithCpu) {
     ModelRun run(ctx, config, DType::f32, {.batch = 2, .length = 140, .document_mask = true});
     run.set_documents({{50, 1, 82, 7}, {3, 137}});
     run.micro_batch(tokens, targets, true, 280);
-    return run.host<float>(run.parameters.gradients);
+    return run.host<float>(run.parameters.gradients.whole);
   };
   const std::unique_ptr<Device> gpu = Device::gpu(0);
   for (const Case& c : cases()) {

@@ -214,7 +214,7 @@ TEST(GraphsGpu, TheHostDoesNotWaitInsideAStep) {
     const auto step = [&](int64_t number) {
       begin_step(run.ctx, run.acts);
       for (int i = 0; i < 2; ++i) {
-        run.gradients->begin_micro_batch(i == 0);
+        run.begin_micro_batch(i == 0);
         forward(run.ctx, run.model, run.acts, run.hooks());
         backward(run.ctx, run.model, run.acts, run.hooks(), 2.0 * b * t);
       }

@@ -9,8 +9,8 @@
 #include "trainer/backward.h"
 #include "trainer/forward.h"
 #include "trainer/model.h"
-#include "trainer/one_rank.h"
 #include "trainer/optimizer.h"
+#include "trainer/sharding.h"
 
 namespace kinoe {
 
@@ -18,7 +18,11 @@ class ModelRun {
  public:
   ModelRun(const Context& context, const ModelConfig& config, DType dtype, const WorkShape& shape,
            const OptimizerSettings& settings = {})
-      : ctx(context), model(config, context.backend, dtype), optimizer_settings(settings) {
+      : ctx(context),
+        model(config, context.backend, dtype),
+        optimizer_settings(settings),
+        layout(model.table, 0, 1, false),
+        collectives(collectives_self()) {
     Arena planned;
     take(planned, shape);
     planned_bytes = planned.used();
@@ -27,13 +31,14 @@ class ModelRun {
     take(arena, shape);
     upload_constants(ctx, model);
     fill_zero(ctx, acts.state.data, acts.state.bytes());
-    optimizer = std::make_unique<Optimizer>(model, parameters, optimizer_settings);
+    optimizer = std::make_unique<Optimizer>(model, parameters, optimizer_settings, layout, *collectives);
+    optimizer->prepare(ctx);
     optimizer->initialize(ctx, 7);
-    weights = std::make_unique<OneRankWeights>(model.table, parameters.weights);
-    gradients = std::make_unique<OneRankGradients>(model.table, parameters.gradients);
+    sharding = std::make_unique<Sharding>(ctx, model.table, layout, *collectives, parameters.gradients,
+                                          parameters.weights, StepSums{acts.sums, acts.overflow});
   }
 
-  LayerHooks hooks() { return {*weights, *gradients}; }
+  LayerHooks hooks() { return sharding->hooks(); }
 
   void set_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets) {
     upload(ctx, acts.batch.tokens.data, tokens.data(), acts.batch.tokens.bytes());
@@ -57,12 +62,17 @@ class ModelRun {
     synchronize(ctx);
   }
 
+  void begin_micro_batch(bool first) {
+    if (first) sharding->begin_step(1, INT32_MAX, 1);
+    sharding->begin_micro_batch();
+  }
+
   /// Forward and backward of one micro-batch.
   void micro_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets, bool first,
                    double nominal) {
     if (first) begin_step(ctx, acts);
     set_batch(tokens, targets);
-    gradients->begin_micro_batch(first);
+    begin_micro_batch(first);
     forward(ctx, model, acts, hooks());
     backward(ctx, model, acts, hooks(), nominal);
   }
@@ -94,17 +104,18 @@ class ModelRun {
   Context ctx;
   Model model;
   OptimizerSettings optimizer_settings;
+  ShardLayout layout;
+  std::unique_ptr<Collectives> collectives;
   size_t planned_bytes = 0;
   ParameterMemory parameters;
   Activations acts;
   std::unique_ptr<Optimizer> optimizer;
-  std::unique_ptr<OneRankWeights> weights;
-  std::unique_ptr<OneRankGradients> gradients;
+  std::unique_ptr<Sharding> sharding;
 
  private:
   void take(Arena& arena, const WorkShape& shape) {
     take_constants(arena, model);
-    parameters = take_parameters(arena, model, &optimizer_settings);
+    parameters = take_parameters(arena, model, optimizer_settings, layout, GradientSum::floating);
     acts = take_activations(arena, model, shape);
   }
   Memory arena_memory_;

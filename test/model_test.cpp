@@ -192,7 +192,7 @@ TEST(Model, GradientsAgreeWithFiniteDifferences) {
     const auto tokens = random_ids(kBatch * kLength, c.config.vocab_size, 1);
     auto targets = random_ids(kBatch * kLength, c.config.vocab_size, 2);
     targets[4] = -1;
-    auto* weights = run.parameters.weights.as<double>();
+    auto* weights = run.parameters.weights.whole.as<double>();
     // Norm weights and biases away from 1 and 0.
     for (const Parameter& p : run.model.table.parameters())
       for (int64_t i = 0; i < p.size; ++i)
@@ -208,7 +208,7 @@ TEST(Model, GradientsAgreeWithFiniteDifferences) {
     run.micro_batch(tokens, targets, true, kBatch * kLength);
     const double trained = run.exact_loss() / (kBatch * kLength);
     EXPECT_EQ(run.state().target_tokens, kBatch * kLength - 1);
-    const auto gradient = run.host<double>(run.parameters.gradients);
+    const auto gradient = run.host<double>(run.parameters.gradients.whole);
     EXPECT_DOUBLE_EQ(trained, loss());
 
     for (const Parameter& p : run.model.table.parameters()) {
@@ -233,7 +233,7 @@ TEST(Model, GradientsAgreeWithFiniteDifferences) {
 TEST(Model, PaddingOfTheGradientStaysZero) {
   ModelRun run(kCpu, small_gpt2(), DType::f32, {.batch = 1, .length = 7});
   run.micro_batch(random_ids(7, 29, 1), random_ids(7, 29, 2), true, 7);
-  const auto gradient = run.host<float>(run.parameters.gradients);
+  const auto gradient = run.host<float>(run.parameters.gradients.whole);
   std::vector<bool> used(gradient.size(), false);
   for (const Parameter& p : run.model.table.parameters()) std::fill_n(used.begin() + p.offset, p.size, true);
   for (size_t i = 0; i < gradient.size(); ++i) {
@@ -252,7 +252,7 @@ TEST(Model, RecomputationChangesNoBit) {
       ModelRun run(kCpu, c.config, DType::f32, {.batch = 3, .length = 11, .recompute = mode});
       run.micro_batch(random_ids(33, 29, 1), random_ids(33, 29, 2), true, 33);
       run.micro_batch(random_ids(33, 29, 3), random_ids(33, 29, 4), false, 33);
-      const auto gradient = run.host<float>(run.parameters.gradients);
+      const auto gradient = run.host<float>(run.parameters.gradients.whole);
       if (mode == Recompute::none) {
         first = gradient;
         largest = run.planned_bytes;
@@ -282,7 +282,7 @@ std::vector<float> gradient_by(int64_t micro_batch, int64_t head_rows) {
     run.micro_batch(x, y, s == 0, kSequences * kLength);
   }
   EXPECT_EQ(run.state().target_tokens, kSequences * kLength - 10);
-  return run.host<float>(run.parameters.gradients);
+  return run.host<float>(run.parameters.gradients.whole);
 }
 
 TEST(Model, TheSplitIntoMicroBatchesDoesNotMatter) {

@@ -22,7 +22,7 @@ TEST(MonitorJson, HasTheKeysOfAStepInOrder) {
   EXPECT_EQ(
       keys,
       "step samples tokens loss grad_norm lr global_batch seq_len step_ms compute_ms data_wait_ms "
-      "comm_wait_ms "
+      "comm_wait_ms comm_bytes "
       "tokens_per_s tokens_per_s_per_gpu tflops_per_gpu mfu mfu_full mem_bytes mem_peak_bytes skipped nan "
       "weights_hash");
   EXPECT_EQ(json["step"], 10);

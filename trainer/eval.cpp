@@ -7,12 +7,15 @@
 namespace kinoe {
 
 EvalResult evaluate(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,
-                    const std::function<bool(const DeviceBatch&)>& next) {
+                    const std::function<bool(const DeviceBatch&)>& next, Collectives& collectives) {
   begin_step(ctx, acts);
   while (next(acts.batch)) {
     forward(ctx, model, acts, hooks);
     head_loss(ctx, model, acts, hooks);
   }
+  collectives.follow(ctx);
+  collectives.all_reduce(acts.sums);
+  collectives.await(ctx, collectives.mark());
   StepState state;
   download(ctx, &state, acts.state.data, sizeof(state));
   synchronize(ctx);

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "trainer/collectives.h"
 #include "trainer/layer_hooks.h"
 #include "trainer/model.h"
 
@@ -13,9 +14,10 @@ struct EvalResult {
   int64_t target_tokens = 0;  // 0: there was nothing to evaluate and the loss means nothing
 };
 
-/// Runs micro-batches until `next`, which puts one into acts.batch, returns false. Waits for the device at the end.
+/// Runs micro-batches until `next`, which puts one of this rank's into acts.batch, returns false; the loss is over those of all
+/// ranks. Waits for the device at the end.
 /// `acts` is planned with training = false.
 EvalResult evaluate(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,
-                    const std::function<bool(const DeviceBatch&)>& next);
+                    const std::function<bool(const DeviceBatch&)>& next, Collectives& collectives);
 
 }  // namespace kinoe

@@ -29,17 +29,21 @@ double Feed::put(const DeviceBatch& batch, int64_t first_sample, int64_t valid) 
 }
 
 EvalResult evaluate_dataset(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,
-                            Feed& feed, const Dataset& dataset, int64_t batches) {
+                            Feed& feed, const Dataset& dataset, int64_t batches, Collectives& collectives) {
   const int64_t rows = acts.shape.batch;
   const int64_t end = batches > 0 ? std::min(dataset.samples(), batches * rows) : dataset.samples();
-  int64_t at = 0;
-  return evaluate(ctx, model, acts, hooks, [&](const DeviceBatch& batch) {
-    if (at >= end) return false;
-    feed.put(batch, at, std::min(rows, end - at));
-    at += rows;
-    if (at < end) feed.announce(at, std::min(rows, end - at));
-    return true;
-  });
+  const int64_t stride = rows * collectives.ranks();
+  int64_t at = rows * collectives.rank();
+  return evaluate(
+      ctx, model, acts, hooks,
+      [&](const DeviceBatch& batch) {
+        if (at >= end) return false;
+        feed.put(batch, at, std::min(rows, end - at));
+        at += stride;
+        if (at < end) feed.announce(at, std::min(rows, end - at));
+        return true;
+      },
+      collectives);
 }
 
 }  // namespace kinoe

@@ -28,7 +28,8 @@ class Feed {
 };
 
 /// The loss of the first `batches` micro-batches of a dataset, all of it when 0; the last one may be partly filled.
+/// Ranks take them in turn.
 EvalResult evaluate_dataset(const Context& ctx, const Model& model, Activations& acts, LayerHooks hooks,
-                            Feed& feed, const Dataset& dataset, int64_t batches);
+                            Feed& feed, const Dataset& dataset, int64_t batches, Collectives& collectives);
 
 }  // namespace kinoe

@@ -17,22 +17,9 @@ Json load(Files& files, const std::string& path) {
   return json.is_object() ? json : Json::object();
 }
 
-}  // namespace
-
-std::string gemm_cache_path() {
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0')
-    return join_path(cache, "kinoe/gemm.json");
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
-    return join_path(home, ".cache/kinoe/gemm.json");
-  return "";
-}
-
-std::vector<GemmChoice> read_gemm_choices(Files& files, const std::string& path, const std::string& key) {
+std::vector<GemmChoice> choices_in(const Json& object) {
   std::vector<GemmChoice> choices;
-  const Json json = load(files, path);
-  const auto of_key = json.find(key);
-  if (of_key == json.end() || !of_key->is_object()) return choices;
-  for (const auto& [shape, value] : of_key->items()) {
+  for (const auto& [shape, value] : object.items()) {
     if (!value.is_object() || !value.contains("algorithm") || !value["algorithm"].is_string()) continue;
     GemmChoice choice;
     choice.shape = shape;
@@ -45,15 +32,46 @@ std::vector<GemmChoice> read_gemm_choices(Files& files, const std::string& path,
   return choices;
 }
 
+void put(Json& object, const std::vector<GemmChoice>& choices) {
+  for (const GemmChoice& choice : choices)
+    object[choice.shape] = {{"algorithm", choice.algorithm}, {"us", choice.us}, {"tflops", choice.tflops}};
+}
+
+}  // namespace
+
+std::string gemm_cache_path() {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0')
+    return join_path(cache, "kinoe/gemm.json");
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
+    return join_path(home, ".cache/kinoe/gemm.json");
+  return "";
+}
+
+std::vector<GemmChoice> read_gemm_choices(Files& files, const std::string& path, const std::string& key) {
+  const Json json = load(files, path);
+  const auto of_key = json.find(key);
+  if (of_key == json.end() || !of_key->is_object()) return {};
+  return choices_in(*of_key);
+}
+
 void write_gemm_choices(Files& files, const std::string& path, const std::string& key,
                         const std::vector<GemmChoice>& choices) {
   make_directories(files, parent_directory(path));
   Json json = load(files, path);
   Json& of_key = json[key];
   if (!of_key.is_object()) of_key = Json::object();
-  for (const GemmChoice& choice : choices)
-    of_key[choice.shape] = {{"algorithm", choice.algorithm}, {"us", choice.us}, {"tflops", choice.tflops}};
+  put(of_key, choices);
   write_file_durably(files, path, json.dump(1) + "\n");
+}
+
+std::string to_text(const std::vector<GemmChoice>& choices) {
+  Json object = Json::object();
+  put(object, choices);
+  return object.dump();
+}
+
+std::vector<GemmChoice> gemm_choices_from_text(const std::string& text) {
+  return choices_in(Json::parse(text));
 }
 
 GemmRecord::GemmRecord(Files& files, Device& device, std::string run, const std::string& checkpoint)

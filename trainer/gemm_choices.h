@@ -23,6 +23,10 @@ std::vector<GemmChoice> read_gemm_choices(Files& files, const std::string& path,
 void write_gemm_choices(Files& files, const std::string& path, const std::string& key,
                         const std::vector<GemmChoice>& choices);
 
+/// Choices as text and back, for other ranks.
+std::string to_text(const std::vector<GemmChoice>& choices);
+std::vector<GemmChoice> gemm_choices_from_text(const std::string& text);
+
 /// The algorithms of one run: taken from what the run goes on from and from the user's cache, kept in the run directory and in
 /// the cache. On the CPU there are none and nothing happens.
 class GemmRecord {

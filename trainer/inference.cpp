@@ -86,14 +86,14 @@ LoadedModel load_model(const std::string& path, DeviceChoice choice, std::option
 
   Arena planned;
   take_constants(planned, *loaded.model);
-  take_parameters(planned, *loaded.model, nullptr);
+  take_weights(planned, *loaded.model);
   loaded.memory = Memory::on(decision.backend, planned.used());
   Arena arena(loaded.memory.data());
   take_constants(arena, *loaded.model);
-  loaded.parameters = take_parameters(arena, *loaded.model, nullptr);
+  loaded.parameters = take_weights(arena, *loaded.model);
   std::vector<float> flat(static_cast<size_t>(loaded.model->table.flat_size()));
   read_weights(*files, loaded.directory, loaded.model->table, flat.data());
-  set_parameters(loaded.device->context(), loaded.parameters, flat.data());
+  set_weights(loaded.device->context(), loaded.parameters, flat.data());
   upload_constants(loaded.device->context(), *loaded.model);
   return loaded;
 }
@@ -113,7 +113,7 @@ int sample(const SampleConfig& config) {
   options.top_k = config.top_k;
   options.top_p = config.top_p;
   options.seed = static_cast<uint64_t>(config.seed);
-  OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
+  OneRankWeights weights(loaded.model->table, loaded.parameters.weights.whole);
   NoGradients gradients;
   const std::vector<int32_t> prompt =
       by_ids ? parse_ids(config.prompt_ids, m.vocab_size) : sample_prompt(config.prompt);
@@ -178,11 +178,12 @@ int eval(EvalConfig config) {
   const Memory memory = Memory::on(ctx.backend, planned.used());
   Arena arena(memory.data());
   Activations acts = take_activations(arena, *loaded.model, shape);
-  OneRankWeights weights(loaded.model->table, loaded.parameters.weights);
+  OneRankWeights weights(loaded.model->table, loaded.parameters.weights.whole);
   NoGradients gradients;
   Feed feed(ctx, dataset, rows);
   const EvalResult result =
-      evaluate_dataset(ctx, *loaded.model, acts, {weights, gradients}, feed, dataset, config.eval_batches);
+      evaluate_dataset(ctx, *loaded.model, acts, {weights, gradients}, feed, dataset, config.eval_batches,
+                       *collectives_self());
   std::printf("%s: validation loss %.6f nats per token over %s tokens (perplexity %.3f)\n",
               loaded.directory.c_str(), result.loss, grouped(result.target_tokens).c_str(),
               std::exp(result.loss));

@@ -135,6 +135,8 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
   a.target_tokens = field(offsetof(StepState, target_tokens));
   a.bad_token = field(offsetof(StepState, bad_token));
   a.overflow = field(offsetof(StepState, overflow));
+  a.weights_hash = field(offsetof(StepState, weights_hash));
+  a.weights_hash.dtype = DType::u64;
   return a;
 }
 

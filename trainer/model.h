@@ -100,6 +100,7 @@ struct Activations {
                  // decides from them
   Tensor sums;   // [kStepSums] int64, in state: those four below, which ranks add up
   Tensor loss_sum, target_tokens, bad_token, overflow;  // [1] int64
+  Tensor weights_hash;  // [1] uint64, in state
 };
 
 Activations take_activations(Arena& arena, const Model& model, const WorkShape& shape);

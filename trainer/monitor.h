@@ -31,6 +31,7 @@ struct StepRecord {
   double compute_ms = 0;
   double data_wait_ms = 0;
   double comm_wait_ms = 0;
+  int64_t comm_bytes = 0;  // sent by this rank, as rings move them
   double tokens_per_s = 0;
   double tokens_per_s_per_gpu = 0;
   double tflops_per_gpu = 0;       // model FLOPs, causal attention halved

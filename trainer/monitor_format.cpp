@@ -82,6 +82,7 @@ std::string to_json(const StepRecord& record) {
   line.add("compute_ms", record.compute_ms);
   line.add("data_wait_ms", record.data_wait_ms);
   line.add("comm_wait_ms", record.comm_wait_ms);
+  line.add("comm_bytes", record.comm_bytes);
   line.add("tokens_per_s", record.tokens_per_s);
   line.add("tokens_per_s_per_gpu", record.tokens_per_s_per_gpu);
   line.add("tflops_per_gpu", record.tflops_per_gpu);

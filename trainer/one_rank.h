@@ -1,4 +1,4 @@
-// The layer hooks of a single rank: everything is in its own memory and stays there.
+// The weights of a model that is not trained: everything is in its own memory and stays there.
 #pragma once
 
 #include "trainer/layer_hooks.h"
@@ -15,21 +15,6 @@ class OneRankWeights : public WeightHooks {
  private:
   const ParameterTable& table_;
   Tensor weights_;
-};
-
-/// The first micro-batch of a step overwrites, the others add.
-class OneRankGradients : public GradientHooks {
- public:
-  OneRankGradients(const ParameterTable& table, const Tensor& gradients)
-      : table_(table), gradients_(gradients) {}
-  void begin_micro_batch(bool first_of_step) { first_ = first_of_step; }
-  GradientTarget begin(int bucket) override { return {table_.bucket(gradients_, bucket), !first_}; }
-  void ready(int) override {}
-
- private:
-  const ParameterTable& table_;
-  Tensor gradients_;
-  bool first_ = true;
 };
 
 }  // namespace kinoe

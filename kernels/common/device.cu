@@ -130,6 +130,9 @@ DeviceInfo gpu_info(int index) {
   info.memory_bytes = properties.totalGlobalMem;
   info.driver = cat("CUDA ", version_text(driver), " driver, ", version_text(runtime), " runtime");
   info.uuid = uuid_text(properties.uuid);
+  char pci[32];
+  CUDA_CHECK(cudaDeviceGetPCIBusId(pci, sizeof(pci), index));
+  info.pci = pci;
   return info;
 }
 

@@ -41,6 +41,7 @@ struct DeviceInfo {
   size_t free_bytes = 0;  // 0 from gpu_info(): asking takes some
   std::string driver;     // "" on the CPU
   std::string uuid;       // GPU UUID, "" on the CPU
+  std::string pci;        // "0000:1b:00.0", "" on the CPU
 };
 
 /// Number of GPUs the CUDA runtime sees; 0 without a driver, a device or CUDA in this build.

@@ -93,7 +93,7 @@ void add_training(ModelRun& run, const std::vector<int32_t>& tokens, const std::
     losses.push_back(loss_of(state) / counted);
     if (step == 1) {
       // Ours are of the sum over nominal tokens, PyTorch's of the mean over targets.
-      std::vector<float> gradient = run.host<float>(run.parameters.gradients);
+      std::vector<float> gradient = run.host<float>(run.parameters.gradients.whole);
       for (float& g : gradient) g = static_cast<float>(static_cast<double>(g) * nominal / counted);
       result.add("loss", {1}, losses.data(), 1);
       for (const Parameter& p : run.model.table.parameters())
@@ -119,7 +119,7 @@ void dump(const std::string& source, const std::string& input, const std::string
                {.beta1 = 0.9F, .beta2 = 0.95F, .eps = 1e-8F, .weight_decay = 0.1F, .grad_clip = 1.0});
   std::vector<float> flat(static_cast<size_t>(run.model.table.flat_size()));
   read_weights(*files, source, run.model.table, flat.data());
-  set_parameters(run.ctx, run.parameters, flat.data());
+  run.optimizer->set_masters(run.ctx, flat.data());
   Result result;
   add_logits(run, tokens, result);
   if (mode == "greedy") add_greedy(run, read_ids(reader, "prompt"), result);

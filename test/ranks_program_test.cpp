@@ -1,0 +1,105 @@
+// The program on several ranks, over MPI on this machine's CPUs: what must not depend on how many there are.
+#include "test/mpi_program.h"
+#include "test/resume_program.h"
+
+namespace kinoe {
+namespace {
+
+class RanksProgramTest : public ResumeProgramTest {
+ protected:
+  void SetUp() override {
+    ResumeProgramTest::SetUp();
+    if (IsSkipped()) return;
+    if (!why_no_mpi().empty()) GTEST_SKIP() << why_no_mpi();
+    // Buckets of several chunks, which no number of ranks here divides.
+    write("wide.json",
+          R"({"model_type": "llama", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 170,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
+      "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true})");
+    std::vector<uint16_t> held_out(11 * 8 + 1);
+    for (size_t i = 0; i < held_out.size(); ++i) held_out[i] = static_cast<uint16_t>(i * 7 % 300);
+    write_shard("held_out.bin", held_out, 20240520, 1);
+  }
+  [[nodiscard]] Outcome run_ranks(int ranks, const std::vector<std::string>& arguments,
+                                  int threads = 1) const {
+    std::vector<std::string> command = {std::getenv("KINOE_BINARY")};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    const std::map<std::string, std::string> environment = {{"OMP_NUM_THREADS", std::to_string(threads)},
+                                                            {"OMP_WAIT_POLICY", "passive"}};
+    return run_shell("cd " + quoted(directory) + " && " + mpi_command(ranks, command, environment, 120));
+  }
+  /// 20 steps whose global batch no number of ranks divides; `more` goes before what it replaces.
+  static std::vector<std::string> twenty(const std::string& out, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> all = {"--steps",       "20",       "--global-batch", "7", "--micro-batch", "1",
+                                    "--determinism", "topology", "--sample-every", "0"};
+    for (size_t i = 0; i < more.size(); i += 2) {
+      const auto at = std::find(all.begin(), all.end(), more[i]);
+      if (at != all.end()) all.erase(at, at + 2);
+    }
+    all.insert(all.end(), more.begin(), more.end());
+    return start(out, "wide.json", all);
+  }
+  void expect_same_file(const std::string& a, const std::string& b) const {
+    const std::string left = read(a);
+    EXPECT_FALSE(left.empty()) << a;
+    EXPECT_TRUE(left == read(b)) << a << " and " << b << " differ";
+  }
+};
+
+TEST_F(RanksProgramTest, TheSameBitsAndTheSameFilesOnAnyRanks) {
+  expect_code(0, run_on(2, twenty("one", {"--val-data", "held_out.bin", "--eval-every", "7"})));
+  const std::vector<Json> straight = steps_of("one");
+  ASSERT_EQ(straight.size(), 20U);
+  for (const auto& [ranks, zero, threads] : std::vector<std::array<int, 3>>{
+           {2, 0, 1}, {2, 1, 2}, {3, 1, 1}, {4, 0, 1}, {5, 1, 1}, {7, 0, 1}, {8, 1, 1}}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, ZeRO " + std::to_string(zero));
+    const std::string out = "r" + std::to_string(ranks) + "z" + std::to_string(zero);
+    expect_code(0, run_ranks(ranks,
+                             twenty(out, {"--val-data", "held_out.bin", "--eval-every", "7", "--zero",
+                                          std::to_string(zero)}),
+                             threads));
+    expect_same(out, straight);
+    EXPECT_EQ(evaluations(out), evaluations("one"));
+    for (const char* file :
+         {"model.safetensors", "trainer/optimizer-m.safetensors", "trainer/optimizer-v.safetensors"})
+      expect_same_file("one/checkpoints/step_00000020/" + std::string(file),
+                       out + "/checkpoints/step_00000020/" + file);
+  }
+}
+
+TEST_F(RanksProgramTest, TenStepsOnTwoRanksAndTenOnThreeAreTwentyOnOne) {
+  expect_code(0, run_on(1, twenty("one")));
+  expect_code(kStopped, run_ranks(2, twenty("many", {"--stop-after", "10"})));
+  expect_code(0, run_ranks(3, go_on("many")));
+  expect_same("many", steps_of("one"));
+  expect_code(kStopped, run_ranks(3, twenty("less", {"--stop-after", "13", "--zero", "0"})));
+  expect_code(0, run_on(2, go_on("less")));
+  expect_same("less", steps_of("one"));
+}
+
+TEST_F(RanksProgramTest, SixteenRanksThenTwentyFourThatDoNotDivideTheBatch) {
+  const std::vector<std::string> batch = {"--global-batch", "28", "--steps", "6", "--save-every", "0"};
+  expect_code(0, run_on(2, twenty("one", batch)));
+  std::vector<std::string> first = batch;
+  first.insert(first.end(), {"--stop-after", "3"});
+  expect_code(kStopped, run_ranks(16, twenty("many", first)));
+  expect_code(0, run_ranks(24, go_on("many")));
+  expect_same("many", steps_of("one"));
+}
+
+TEST_F(RanksProgramTest, InRunModeTheSameRanksGiveTheSameBitsAndOthersNearlyTheSame) {
+  expect_code(0, run_on(2, twenty("one", {"--determinism", "run"})));
+  for (const char* zero : {"0", "1"}) {
+    const std::string out = std::string("three") + zero;
+    expect_code(0, run_ranks(3, twenty(out, {"--determinism", "run", "--zero", zero})));
+    expect_code(0, run_ranks(3, twenty(out + "again", {"--determinism", "run", "--zero", zero})));
+    expect_same(out + "again", steps_of(out));
+    const std::vector<Json> one = steps_of("one"), three = steps_of(out);
+    ASSERT_EQ(one.size(), three.size());
+    for (size_t i = 0; i < one.size(); ++i)
+      EXPECT_NEAR(one[i]["loss"].get<double>(), three[i]["loss"].get<double>(), 1e-4) << "step " << i + 1;
+  }
+}
+
+}  // namespace
+}  // namespace kinoe

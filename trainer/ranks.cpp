@@ -1,0 +1,66 @@
+// Facts of each rank, as the others compare them.
+#include "trainer/ranks.h"
+
+#include <algorithm>
+
+namespace kinoe {
+
+LaunchOptions launch_options(const RunConfig& config) {
+  LaunchOptions options;
+  options.launch_timeout_s = static_cast<double>(config.launch_timeout);
+  options.hang_timeout_s = static_cast<double>(config.hang_timeout);
+  options.expect_ranks = config.expect_ranks.value_or(0);
+  return options;
+}
+
+std::unique_ptr<Device> open_device(const RunConfig& config, const Place& place) {
+  if (config.device != DeviceChoice::cuda) return Device::cpu();
+  // Where a launcher shows each rank one GPU of its own, that is number 0.
+  return Device::gpu(place.local_rank % std::max(1, gpu_count()));
+}
+
+std::string compare_ranks(Team& team, const Device& device, const RunConfig& config, const DataState& data) {
+  if (team.ranks() == 1) return "";
+  const DeviceInfo info = device.info();
+  RankFacts facts;
+  facts.pci = info.pci;
+  facts.same = {
+      {"program", program_hash()}, {"GPU", info.pci.empty() ? "" : info.name}, {"driver", info.driver}};
+  for (auto& [name, value] : settings_of(without_start_options(config)))
+    if (name != "out") facts.same.emplace_back("--" + name, value);
+  for (const SourceState& source : data.sources)
+    for (const FileState& file : source.files)
+      facts.data.emplace_back(file.path.empty() ? source.name : file.path,
+                              cat(file.bytes, " bytes, ", file.fingerprint));
+  compare_ranks(team.control(), team.place(), facts);
+  return rank_table(team.control(), team.place(), facts);
+}
+
+int ranks_on_host(Team& team) {
+  const std::vector<std::string> hosts = team.control().exchange("hosts", team.place().host);
+  return static_cast<int>(std::count(hosts.begin(), hosts.end(), team.place().host));
+}
+
+std::unique_ptr<Collectives> connect(Team& team, const Context& ctx) {
+  if (team.ranks() == 1) return collectives_self();
+  Collectives::Options options;
+  options.reached = [&team](const char* what, int64_t number) { team.reached(what, number); };
+  if (ctx.backend == Backend::cuda)
+    return collectives_nccl(
+        ctx, team.rank(), team.ranks(),
+        [&team](const std::string& id) { return team.control().from_first("NCCL id", id); }, options);
+  if (!team.has_mpi())
+    fail(ExitCode::rank_lost, "ranks on CPUs add their gradients over MPI, and this run of ", team.ranks(),
+         " was started by ", team.place().launcher, ": start it with mpirun (scripts/run_mpi.sh)");
+  return collectives_mpi(options);
+}
+
+void share_gemm_choices(Team& team, Device& device, const std::function<void()>& rehearse) {
+  if (team.ranks() == 1 || device.gemm_key().empty()) return;
+  if (team.first()) rehearse();
+  const std::string choices =
+      team.control().from_first("matrix products", team.first() ? to_text(device.gemm_choices()) : "");
+  if (!team.first()) device.pin_gemm_choices(gemm_choices_from_text(choices));
+}
+
+}  // namespace kinoe

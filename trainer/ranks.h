@@ -1,0 +1,35 @@
+// What the ranks of a run settle between them before training: devices, that they are alike, how they add.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "dataloader/data_state.h"
+#include "kernels/common/device.h"
+#include "trainer/collectives.h"
+#include "trainer/config.h"
+#include "trainer/gemm_choices.h"
+#include "trainer/launch.h"
+
+namespace kinoe {
+
+LaunchOptions launch_options(const RunConfig& config);
+
+/// This rank's device: on a host the ranks take its GPUs in turn.
+std::unique_ptr<Device> open_device(const RunConfig& config, const Place& place);
+
+/// Ends the run on all ranks unless they have the same program, settings, data and kind of GPU, and a GPU each. Returns
+/// a table of the ranks; "" for one. The first exchange of a run: from here on every rank knows that the others got so far.
+std::string compare_ranks(Team& team, const Device& device, const RunConfig& config, const DataState& data);
+
+/// How many ranks share this machine.
+int ranks_on_host(Team& team);
+
+/// NCCL between GPUs, MPI between processes on CPUs, nothing for one rank.
+std::unique_ptr<Collectives> connect(Team& team, const Context& ctx);
+
+/// Every rank computes matrix products as rank 0 measured them best. `rehearse`, which only rank 0 calls, uses each once.
+void share_gemm_choices(Team& team, Device& device, const std::function<void()>& rehearse);
+
+}  // namespace kinoe
