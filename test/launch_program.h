@@ -28,8 +28,10 @@ class RankProcess {
  public:
   using Variables = std::map<std::string, std::string>;
 
-  /// Runs the scenario with these variables besides the present ones; standard error goes to `log`.
-  RankProcess(const std::string& scenario, const Variables& variables, std::string log)
+  /// Runs a command (a program and its arguments) for a scenario, with these variables besides the present ones;
+  /// standard error goes to `log`.
+  RankProcess(std::vector<std::string> command, const std::string& scenario, const Variables& variables,
+              std::string log)
       : log_(std::move(log)) {
     std::filesystem::remove(log_);
     std::vector<std::string> texts;
@@ -48,16 +50,15 @@ class RankProcess {
     std::vector<char*> environment;
     for (std::string& text : texts) environment.push_back(text.data());
     environment.push_back(nullptr);
-    std::string program = std::filesystem::read_symlink("/proc/self/exe");
-    std::string filter = "--gtest_filter=LaunchScenario.DISABLED_OfARank",
-                also = "--gtest_also_run_disabled_tests";
-    char* arguments[] = {program.data(), filter.data(), also.data(), nullptr};
+    std::vector<char*> arguments;
+    for (std::string& word : command) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
     const int errors = open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     pid_ = fork();
     if (pid_ == 0) {
       dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
       dup2(errors, STDERR_FILENO);
-      execve(program.c_str(), arguments, environment.data());
+      execve(arguments[0], arguments.data(), environment.data());
       _exit(127);
     }
     close(errors);
@@ -110,6 +111,12 @@ class RankProcess {
   std::string log_;
 };
 
+/// The command of one rank: this program, running the scenario.
+inline std::vector<std::string> scenario_command() {
+  return {std::filesystem::read_symlink("/proc/self/exe"), "--gtest_filter=LaunchScenario.DISABLED_OfARank",
+          "--gtest_also_run_disabled_tests"};
+}
+
 /// A port that nobody uses now.
 inline int free_port() { return port_of(listen_on(0)); }
 
@@ -139,7 +146,8 @@ class LaunchProgram : public testing::Test {
                                                             {"MASTER_ADDR", "127.0.0.1"},
                                                             {"MASTER_PORT", std::to_string(port_)}})
       variables.try_emplace(name, value);
-    ranks_.emplace_back(scenario, variables, directory_ + "/" + std::to_string(ranks_.size()));
+    ranks_.emplace_back(scenario_command(), scenario, variables,
+                        directory_ + "/" + std::to_string(ranks_.size()));
     return ranks_.back();
   }
   void start_all(const std::string& scenario, int ranks, const RankProcess::Variables& variables = {}) {

@@ -70,7 +70,7 @@ void play(const std::string& scenario, Team& team, bool who) {
     const int end = std::stoi(variable("KINOE_STEPS", "1000000"));
     for (int step = 0; step < end; ++step) {
       team.at(cat("step ", step), limit);
-      if (step == 3) say(cat("running ", team.rank()));
+      if (step == 3) say(cat("running ", team.rank(), " as ", getpid(), "."));
       team.reached("all-reduce", step);
       team.control().barrier(cat("step ", step));
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -118,7 +118,7 @@ TEST_F(LaunchProgram, EveryNumberOfProcessesExchangesTexts) {
     ranks_.clear();
     port_ = free_port();
     start_all("texts", ranks);
-    expect_codes(0, 20);
+    expect_codes(0, 60);
     std::string order;
     for (int rank = 0; rank < ranks; ++rank) order += cat(rank, " ");
     EXPECT_EQ(said(), "local ranks " + order + "\n");
@@ -218,7 +218,7 @@ TEST_F(LaunchProgram, TheSameMistakeOfAllIsSaidOnce) {
 
 TEST_F(LaunchProgram, AKilledRankIsNamedAndTheOthersEnd) {
   start_all("steps", 3);
-  for (RankProcess& rank : ranks_) ASSERT_TRUE(rank.says("running", 10)) << said();
+  for (RankProcess& rank : ranks_) ASSERT_TRUE(rank.says("running", 30)) << said();
   const std::string before = said();
   ranks_[1].send(SIGKILL);
   expect_codes(5, 10, 1);
@@ -232,7 +232,7 @@ TEST_F(LaunchProgram, AKilledRankIsNamedAndTheOthersEnd) {
 
 TEST_F(LaunchProgram, AKilledRankZeroIsNamedByEachOther) {
   start_all("steps", 3);
-  for (RankProcess& rank : ranks_) ASSERT_TRUE(rank.says("running", 10)) << said();
+  for (RankProcess& rank : ranks_) ASSERT_TRUE(rank.says("running", 30)) << said();
   ranks_[0].send(SIGKILL);
   expect_codes(5, 10, 0);
   for (const int rank : {1, 2}) {
@@ -245,7 +245,7 @@ TEST_F(LaunchProgram, AKilledRankZeroIsNamedByEachOther) {
 
 TEST_F(LaunchProgram, AStoppedRankIsNamedWithWhatItReached) {
   start_all("steps", 3, {{"KINOE_HANG_TIMEOUT", "4"}});
-  for (RankProcess& rank : ranks_) ASSERT_TRUE(rank.says("running", 10)) << said();
+  for (RankProcess& rank : ranks_) ASSERT_TRUE(rank.says("running", 30)) << said();
   ranks_[2].send(SIGSTOP);
   expect_codes(5, 10, 2);
   const std::string text = said();
@@ -257,7 +257,7 @@ TEST_F(LaunchProgram, AStoppedRankIsNamedWithWhatItReached) {
 
 TEST_F(LaunchProgram, AStoppedRankZeroIsNamedByEachOther) {
   start_all("steps", 3, {{"KINOE_HANG_TIMEOUT", "4"}});
-  for (RankProcess& rank : ranks_) ASSERT_TRUE(rank.says("running", 10)) << said();
+  for (RankProcess& rank : ranks_) ASSERT_TRUE(rank.says("running", 30)) << said();
   ranks_[0].send(SIGSTOP);
   expect_codes(5, 10, 0);
   for (const size_t rank : {1U, 2U}) {
@@ -282,7 +282,7 @@ TEST_F(LaunchProgram, AStuckMainThreadIsNamedThoughItsHeartbeatsGoOn) {
 
 TEST_F(LaunchProgram, AWholeRunThatWasStoppedGoesOn) {
   start_all("steps", 3, {{"KINOE_HANG_TIMEOUT", "2"}, {"KINOE_LIMIT", "1"}, {"KINOE_STEPS", "60"}});
-  for (RankProcess& rank : ranks_) ASSERT_TRUE(rank.says("running", 10)) << said();
+  for (RankProcess& rank : ranks_) ASSERT_TRUE(rank.says("running", 30)) << said();
   for (const RankProcess& rank : ranks_) rank.send(SIGSTOP);
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
   for (const RankProcess& rank : ranks_) rank.send(SIGCONT);
@@ -298,6 +298,67 @@ TEST_F(LaunchProgram, ARegularEndSaysNothing) {
     expect_codes(0, 10);
     EXPECT_EQ(said(), "");
   }
+}
+
+// ------------------------------------------------------------------------------------------ over MPI
+
+/// The same teams started by scripts/run_mpi.sh, whose output and exit code are what a user sees.
+class LaunchMpi : public LaunchProgram {
+ protected:
+  void SetUp() override {
+    LaunchProgram::SetUp();
+    if (IsSkipped()) return;
+    if (!std::filesystem::exists(kScript)) GTEST_SKIP() << "not run in the repository: no " << kScript;
+    std::ofstream program(directory_ + "/rank");
+    program << "#!/bin/sh\nexec";
+    for (const std::string& word : scenario_command()) program << " '" << word << "'";
+    program << " >/dev/null\n";
+    program.close();
+    std::filesystem::permissions(directory_ + "/rank", std::filesystem::perms::owner_all);
+    static const std::string why = [this] {
+      RankProcess& tried = start_mpi("nothing", 2);
+      const int code = tried.wait(60);
+      return code == 0 ? std::string() : cat("code ", code, ": ", tried.said());
+    }();
+    // A machine without Open MPI, or a build without it. Anything else that goes wrong is a failure.
+    if (why.find("scripts/setup.sh") != std::string::npos) GTEST_SKIP() << "no MPI here: " << why;
+    ASSERT_EQ(why, "");
+    ranks_.clear();
+  }
+  RankProcess& start_mpi(const std::string& scenario, int ranks, RankProcess::Variables variables = {}) {
+    variables["KINOE_BINARY"] = directory_ + "/rank";
+    variables["OMP_NUM_THREADS"] = "1";
+    ranks_.emplace_back(std::vector<std::string>{"/bin/bash", kScript, std::to_string(ranks)}, scenario,
+                        variables, directory_ + "/mpi" + std::to_string(ranks_.size()));
+    return ranks_.back();
+  }
+  static constexpr const char* kScript = "scripts/run_mpi.sh";
+};
+
+TEST_F(LaunchMpi, RanksExchangeTexts) {
+  start_mpi("texts", 3);
+  expect_codes(0, 60);
+  EXPECT_EQ(said(), "local ranks 0 1 2 \n");
+}
+
+TEST_F(LaunchMpi, AnErrorOfOneRankIsTheRuns) {
+  start_mpi("fail_waiting", 3, {{"KINOE_WHO", "2"}});
+  expect_codes(6, 60);
+  expect_one_line({"error: rank 2 (", "): a GPU fault\n"});
+}
+
+TEST_F(LaunchMpi, AKilledRankIsNamed) {
+  RankProcess& run = start_mpi("steps", 3);
+  ASSERT_TRUE(run.says("running 1 as ", 60) && run.says("running 0 as ", 60) && run.says("running 2 as ", 60))
+      << said();
+  const std::string before = said();
+  const std::string at = "running 1 as ";
+  ASSERT_EQ(kill(std::stoi(before.substr(before.find(at) + at.size())), SIGKILL), 0);
+  expect_codes(5, 60);
+  const std::string text = said().substr(before.size());
+  EXPECT_EQ(text.find("train_gpt: error: rank 1 ("), 0U) << text;
+  EXPECT_NE(text.find("is lost: it ended without a word"), std::string::npos) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
 }
 
 }  // namespace
