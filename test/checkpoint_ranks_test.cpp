@@ -21,13 +21,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// work(rank, channel) on a thread for each rank. The channel is closed when its rank's work ends.
+/// work(rank, channel) on a thread for each rank. The channel is closed when its rank's work ends, which must not throw.
 void on_ranks(int ranks, const std::function<void(int, Channel&)>& work) {
   std::vector<std::unique_ptr<Channel>> channels = make_local_channels(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&work, rank, mine = std::move(channels[static_cast<size_t>(rank)])]() mutable {
-      work(rank, *mine);
+      try {
+        work(rank, *mine);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
       mine.reset();
     });
   for (std::thread& thread : threads) thread.join();

@@ -89,6 +89,8 @@ TEST_F(ResumeFaults, Row42OtherSettingsNeedOverride) {
   expect_error(kCheckpoint, {"lr: 0.01 in the checkpoint, 0.02 here", "beta2", "--override"},
                go_on("run", {"--lr", "0.02", "--beta2", "0.9"}));
   expect_error(kCheckpoint, {"steps: 40 in the checkpoint, 60 here"}, go_on("run", {"--tokens", "1920"}));
+  expect_error(kCheckpoint, {"determinism: \"run\" in the checkpoint, \"topology\" here", "--override"},
+               go_on("run", {"--determinism", "topology"}));
   expect_error(kUsage, {"--override", "--resume"}, start("new", "llama.json", {"--override", "lr"}));
   const Outcome got = run(go_on("run", {"--lr", "0.02", "--tokens", "1920", "--override", "lr", "tokens"}));
   expect_code(0, got);

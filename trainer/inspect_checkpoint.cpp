@@ -134,6 +134,7 @@ void inspect_checkpoint(Files& files, const std::string& directory, bool full) {
                                ? cat(", from ", grouped(state.first_sample), " on in the data's order")
                                : ""));
   print_row("tokens", cat(grouped(state.tokens), " of ", grouped(state.schedule_tokens)));
+  if (state.ranks > 0) print_row("saved by", counted(state.ranks, "rank"));
   if (state.skipped + state.nan > 0) print_row("not applied", counted(state.skipped + state.nan, "step"));
   print_row("hash of the weights", hexadecimal(state.weights_hash));
   for (const SourceState& source : state.data.sources)
