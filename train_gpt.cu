@@ -264,6 +264,12 @@ void record_run(Files& files, const RunConfig& config, const Device& device, int
   });
 }
 
+/// Which checkpoint this rank goes on from, as ranks compare it: each looks for itself.
+std::string found(const RunSetup& setup) {
+  if (!setup.from.checkpoint) return "none";
+  return cat("step ", setup.state.step, ", hash ", setup.state.weights_hash);
+}
+
 /// Rank 0 makes the run directory, or takes it over, and holds it; the others hear where it is.
 std::unique_ptr<RunLock> take_run_directory(Files& files, Team& team, const CommandLine& command,
                                             RunSetup& setup, const Device& device, uint64_t needed_bytes,
@@ -372,7 +378,9 @@ class StepLimit {
                      sorted.end());
     return std::max(least_, sorted[sorted.size() / 2] / 1e3 * 10);
   }
-  static constexpr double kUnknown = 600;  // also of what is no step: set-up, evaluation, saving
+  static constexpr double kUnknown = 600;  // also of what is no step: set-up, evaluation
+  /// A save may wait for the one before it, on a disk that many share: 50 MB/s.
+  static double of_save(uint64_t bytes) { return kUnknown + static_cast<double>(bytes) / 50e6; }
 
  private:
   double least_;
@@ -394,7 +402,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
 
   const std::unique_ptr<Device> device = open_device(config, team.place());
   Context ctx = device->context();
-  std::fputs(compare_ranks(team, *device, config, state.data).c_str(), tables);
+  std::fputs(compare_ranks(team, *device, config, state.data, found(setup)).c_str(), tables);
   const size_t held_before = device->memory_use().bytes;
   Model model(setup.model, ctx.backend, config.dtype.value());
   const ShardLayout layout(model.table, team.rank(), team.ranks(), config.zero > 0 && team.ranks() > 1);
@@ -417,12 +425,13 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
 
   std::vector<float> initial;  // read before anything is written: it may not fit
   if (!setup.source.empty()) initial = read_initial_weights(*files, setup, model.table);
-  const std::unique_ptr<RunLock> lock = take_run_directory(
-      *files, team, command, setup, *device,
+  const uint64_t save_size =
       saves
           ? plan_checkpoint(model.table, model.dtype, planned_parameters.m.dtype, 0).bytes() + kSmallFileBytes
-          : 0,
-      argc, argv);
+          : 0;
+  const double save_limit_s = StepLimit::of_save(save_size);
+  const std::unique_ptr<RunLock> lock =
+      take_run_directory(*files, team, command, setup, *device, save_size, argc, argv);
 
   GemmRecord gemms(*files, *device, config.out,
                    setup.from.checkpoint ? setup.from.checkpoint->directory() : "");
@@ -509,7 +518,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
                                             on_stories(config)));
     // After the step's evaluation, whose record then is on the disk as well; before the last one, which may take long.
     if (saves && (due(*config.save_every, step) || step == stop)) {
-      team.at(cat("saving step ", step), StepLimit::kUnknown);
+      team.at(cat("saving step ", step), save_limit_s);
       saving.begin(state_at(state, last));
     }
     if (step == steps && with_eval) {
@@ -524,7 +533,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
     }
     saving.report();
   }
-  team.at("writing the last checkpoint", StepLimit::kUnknown);
+  team.at("writing the last checkpoint", save_limit_s);
   if (team.first()) gemms.save();
   saving.finish();
   for (const std::string& finding : watch.findings()) monitor.note(finding);

@@ -77,6 +77,42 @@ TEST_F(RanksProgramTest, TenStepsOnTwoRanksAndTenOnThreeAreTwentyOnOne) {
   expect_same("less", steps_of("one"));
 }
 
+TEST_F(RanksProgramTest, Row41WhatAnotherNumberOfRanksMeansIsSaid) {
+  expect_code(kStopped, run_ranks(2, twenty("run", {"--stop-after", "4"})));
+  EXPECT_EQ(state("run", "step_00000004")["ranks"], 2);
+  const Outcome more = run_ranks(3, go_on("run", {"--stop-after", "6", "--zero", "0"}));
+  expect_code(kStopped, more);
+  EXPECT_NE(more.output.find("saved by 2 ranks, going on with 3: the same numbers"), std::string::npos)
+      << more.output;
+  EXPECT_NE(more.output.find("zero is "), std::string::npos) << more.output;
+  const Outcome other = run_ranks(2, go_on("run", {"--micro-batch", "2"}));
+  EXPECT_EQ(other.code, kCheckpoint) << other.output;
+  EXPECT_NE(other.output.find("micro-batch: 1 in the checkpoint, 2 here"), std::string::npos) << other.output;
+  expect_code(
+      kStopped,
+      run_ranks(2, go_on("run", {"--micro-batch", "2", "--override", "micro-batch", "--stop-after", "8"})));
+  EXPECT_EQ(state("run", "step_00000008")["changes"][0]["name"], "micro-batch");
+}
+
+TEST_F(RanksProgramTest, Row34AFullDiskOnOneRankIsOneFailedSaveOfAll) {
+  // Files of rank 1 cannot grow beyond 16 KiB: its part of the weights lies behind that.
+  const auto limited = [&](const std::vector<std::string>& arguments) {
+    std::string script = "[ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && ulimit -S -f 16; exec \"$0\" \"$@\"";
+    std::vector<std::string> command = {"sh", "-c", script, std::getenv("KINOE_BINARY")};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return run_shell("cd " + kinoe::quoted(directory) + " && " + mpi_command(3, command, {}, 120));
+  };
+  const Outcome failed = limited(twenty("run", {"--save-every", "3"}));
+  EXPECT_EQ(failed.code, kCheckpoint) << failed.output;
+  const size_t said = failed.output.find("3 checkpoints in a row could not be written: rank 1 (");
+  ASSERT_NE(said, std::string::npos) << failed.output;
+  EXPECT_EQ(failed.output.find("3 checkpoints in a row", said + 1), std::string::npos) << failed.output;
+  EXPECT_TRUE(checkpoints("run").empty());
+  // Room again.
+  expect_code(0, run_ranks(3, twenty("again", {"--save-every", "3"})));
+  EXPECT_FALSE(checkpoints("again").empty());
+}
+
 TEST_F(RanksProgramTest, SixteenRanksThenTwentyFourThatDoNotDivideTheBatch) {
   const std::vector<std::string> batch = {"--global-batch", "28", "--steps", "6", "--save-every", "0"};
   expect_code(0, run_on(2, twenty("one", batch)));

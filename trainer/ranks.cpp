@@ -19,7 +19,8 @@ std::unique_ptr<Device> open_device(const RunConfig& config, const Place& place)
   return Device::gpu(place.local_rank % std::max(1, gpu_count()));
 }
 
-std::string compare_ranks(Team& team, const Device& device, const RunConfig& config, const DataState& data) {
+std::string compare_ranks(Team& team, const Device& device, const RunConfig& config, const DataState& data,
+                          const std::string& start) {
   if (team.ranks() == 1) return "";
   const DeviceInfo info = device.info();
   RankFacts facts;
@@ -28,6 +29,8 @@ std::string compare_ranks(Team& team, const Device& device, const RunConfig& con
       {"program", program_hash()}, {"GPU", info.pci.empty() ? "" : info.name}, {"driver", info.driver}};
   for (auto& [name, value] : settings_of(without_start_options(config)))
     if (name != "out") facts.same.emplace_back("--" + name, value);
+  // A file system that shows a rank the checkpoints of a while ago would have it go on from another one.
+  facts.same.emplace_back("checkpoint", start);
   for (const SourceState& source : data.sources)
     for (const FileState& file : source.files)
       facts.data.emplace_back(file.path.empty() ? source.name : file.path,

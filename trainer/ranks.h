@@ -21,7 +21,9 @@ std::unique_ptr<Device> open_device(const RunConfig& config, const Place& place)
 
 /// Ends the run on all ranks unless they have the same program, settings, data and kind of GPU, and a GPU each. Returns
 /// a table of the ranks; "" for one. The first exchange of a run: from here on every rank knows that the others got so far.
-std::string compare_ranks(Team& team, const Device& device, const RunConfig& config, const DataState& data);
+/// `start`: the checkpoint that this rank found to go on from.
+std::string compare_ranks(Team& team, const Device& device, const RunConfig& config, const DataState& data,
+                          const std::string& start);
 
 /// How many ranks share this machine.
 int ranks_on_host(Team& team);
