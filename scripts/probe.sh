@@ -122,6 +122,9 @@ probe_nccl() {
   try_nvcc nccl cpp -lnccl <<'SOURCE' || return 1
 #include <nccl.h>
 #include <cstdio>
+#if NCCL_VERSION_CODE < 21800
+#error "NCCL 2.18 or newer"
+#endif
 int main(int n, char**) { std::printf("%d.%d.%d\n", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH); int v = 0; return n > 1 ? static_cast<int>(ncclGetVersion(&v)) : 0; }
 SOURCE
   "$work/nccl" 2>/dev/null || true
@@ -161,7 +164,7 @@ title_of() {
     mpi) echo "Open MPI" ;;
     nvcc) echo "nvcc" ;;
     cublaslt) echo "cuBLASLt" ;;
-    nccl) echo "NCCL" ;;
+    nccl) echo "NCCL 2.18 or newer" ;;
   esac
 }
 
