@@ -63,6 +63,7 @@ void add_model(Cases& cases, DType type, bool bf16_weights, const ModelShape& m)
     add_adamw(cases, flat, {kBench, m.flat, bf16_moments, bf16_weights});
   add_norm_partials(cases, flat, m.flat);
   add_casts(cases, flat, m.flat);
+  add_fixed_point(cases, flat, m.flat);
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ void add_cross_entropy(Cases& cases, const std::string& model, DType type, const
 void add_adamw(Cases& cases, const std::string& model, const optest::AdamWCase& c);
 void add_norm_partials(Cases& cases, const std::string& model, int64_t n);
 void add_casts(Cases& cases, const std::string& model, int64_t n);
+void add_fixed_point(Cases& cases, const std::string& model, int64_t n);
 
 /// "norm N=8 C=4" without its first word, which the row's operation already says.
 std::string without_first_word(const std::string& label);

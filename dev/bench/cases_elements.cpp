@@ -1,6 +1,7 @@
 // Rows of the operations that work element by element, or logit by logit: GELU, SwiGLU, cross-entropy, and those on
-// flat ranges: AdamW, the norm's partial sums, casts.
+// flat ranges: AdamW, the norm's partial sums, casts, sums in fixed point.
 #include <algorithm>
+#include <cmath>
 
 #include "dev/bench/cases.h"
 #include "dev/bench/reference.h"
@@ -8,6 +9,7 @@
 #include "kernels/adamw.h"
 #include "kernels/cast.h"
 #include "kernels/crossentropy.h"
+#include "kernels/fixed_point.h"
 #include "kernels/global_norm.h"
 
 namespace kinoe::bench {
@@ -176,6 +178,56 @@ Prepared prepare_cast(Workspace& w, DType from, DType to, int64_t n) {
   return {run, error};
 }
 
+/// Of the bits: the twin gets the same fp32.
+Prepared prepare_fixed_point_add(Workspace& w, bool store, int64_t n) {
+  const FixedPointAdd a = {.sums = w.zeros(DType::i64, {n}),
+                           .values = w.random(DType::f32, {n}, kGradients),
+                           .store = store,
+                           .limit = gradient_limit(64),
+                           .overflow = w.zeros(DType::i64, {1})};
+  const auto run = [&w, a] { fixed_point_add(w.context(), a); };
+  const auto error = [&w, a, run] {
+    const int64_t count = std::min(kFirstElements, a.values.size());
+    std::vector<int64_t> expected = read_elements<int64_t>(w, a.sums, count);
+    std::vector<float> values = read_elements<float>(w, a.values, count);
+    int64_t overflow = 0;
+    run();
+    FixedPointAdd twin = a;
+    twin.sums = {expected.data(), DType::i64, {count}};
+    twin.values = {values.data(), DType::f32, {count}};
+    twin.overflow = {&overflow, DType::i64, {1}};
+    fixed_point_add({}, twin);
+    const std::vector<int64_t> sums = read_elements<int64_t>(w, a.sums, count);
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < sums.size(); ++i) {
+      difference += std::abs(static_cast<double>(sums[i] - expected[i]));
+      size += std::abs(static_cast<double>(expected[i]));
+    }
+    return difference / size;
+  };
+  return {run, error};
+}
+
+Prepared prepare_fixed_point_to_float(Workspace& w, int64_t n) {
+  const FixedPointToFloat a = {.values = w.output(DType::f32, {n}), .sums = w.zeros(DType::i64, {n})};
+  const Tensor gradients = w.random(DType::f32, {n}, kGradients);
+  fixed_point_add(w.context(), {.sums = a.sums,
+                                .values = gradients,
+                                .store = true,
+                                .limit = gradient_limit(1),
+                                .overflow = w.zeros(DType::i64, {1})});
+  const auto run = [&w, a] { fixed_point_to_float(w.context(), a); };
+  const auto error = [&w, a, run] {
+    run();
+    const int64_t count = std::min(kFirstElements, a.values.size());
+    std::vector<int64_t> sums = read_elements<int64_t>(w, a.sums, count);
+    Part wide(1, count);
+    fixed_point_to_float({}, {.values = wide.flat(), .sums = {sums.data(), DType::i64, {count}}});
+    return Part::leading(w, a.values, count).error_against(wide);
+  };
+  return {run, error};
+}
+
 std::string elements(int64_t n) { return cat("n=", n); }
 
 }  // namespace
@@ -221,6 +273,15 @@ void add_casts(Cases& cases, const std::string& model, int64_t n) {
                      cast_cost(n, size_of(from), size_of(to)),
                      [=](Workspace& w) { return prepare_cast(w, from, to, n); }});
   }
+}
+
+void add_fixed_point(Cases& cases, const std::string& model, int64_t n) {
+  for (const bool store : {true, false})
+    cases.push_back({"fixed_point_add", model, cat(store ? "store " : "add ", elements(n)),
+                     fixed_point_add_cost(n, store),
+                     [=](Workspace& w) { return prepare_fixed_point_add(w, store, n); }});
+  cases.push_back({"fixed_point_to_float", model, elements(n), fixed_point_to_float_cost(n),
+                   [=](Workspace& w) { return prepare_fixed_point_to_float(w, n); }});
 }
 
 }  // namespace kinoe::bench

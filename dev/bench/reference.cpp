@@ -88,15 +88,6 @@ double Part::error_against(const Part& truth) const {
   return difference == 0 ? 0 : std::sqrt(difference / size);
 }
 
-std::vector<int32_t> read_ints(Workspace& work, const Tensor& from, int64_t count) {
-  CHECK(from.dtype == DType::i32, "expected int32, is ", name_of(from.dtype));
-  std::vector<int32_t> ints(static_cast<size_t>(count));
-  work.read_rows(from.view({from.size(), 1}), {0, count}, [&](const char* data, int64_t first, int64_t n) {
-    std::memcpy(ints.data() + first, data, static_cast<size_t>(n) * sizeof(int32_t));
-  });
-  return ints;
-}
-
 double worst(std::initializer_list<double> errors) {
   double result = 0;
   for (const double e : errors)

@@ -5,6 +5,7 @@
 // columns are (sums over rows), one group of heads of one sequence for attention.
 #pragma once
 
+#include <cstring>
 #include <vector>
 
 #include "dev/bench/workspace.h"
@@ -60,8 +61,19 @@ class HostScratch {
   std::vector<int32_t> words_;
 };
 
-/// The first `count` elements of an int32 tensor.
-std::vector<int32_t> read_ints(Workspace& work, const Tensor& from, int64_t count);
+/// The first `count` elements of a tensor of T.
+template <class T>
+std::vector<T> read_elements(Workspace& work, const Tensor& from, int64_t count) {
+  CHECK(from.dtype == dtype_of<T>, "expected ", name_of(dtype_of<T>), ", is ", name_of(from.dtype));
+  std::vector<T> elements(static_cast<size_t>(count));
+  work.read_rows(from.view({from.size(), 1}), {0, count}, [&](const char* data, int64_t first, int64_t n) {
+    std::memcpy(elements.data() + first, data, static_cast<size_t>(n) * sizeof(T));
+  });
+  return elements;
+}
+inline std::vector<int32_t> read_ints(Workspace& work, const Tensor& from, int64_t count) {
+  return read_elements<int32_t>(work, from, count);
+}
 
 /// The largest, where "not a number" is larger than anything.
 double worst(std::initializer_list<double> errors);
