@@ -24,7 +24,8 @@ namespace {
 
 enum Kind : uint32_t { kBeat = 1, kError, kVerdict, kGoodbye };
 
-constexpr double kSettle = 0.25;  // other connections of a dying host close within this
+constexpr double kBetweenPhases = 0.05;  // phases shorter than this need not all be told
+constexpr double kSettle = 0.25;         // other connections of a dying host close within this
 constexpr double kOthersError =
     0.3;  // all ranks make the same mistake at the same time: rank 0 says it as its own
 constexpr double kBetterReason = 2;  // "a rank is gone" waits so long for why
@@ -118,12 +119,17 @@ Watch::~Watch() {
     const std::lock_guard lock(mutex_);
     if (request_ != Request::finish) request_ = Request::stop;
   }
-  if (write(wake_write_.fd(), "", 1) < 0) { /* the pipe is full: the thread is awake */
-  }
+  wake();
   thread_.join();
 }
 
 // ------------------------------------------------------------------------------------------ the main thread's side
+
+void Watch::wake() const {
+  // A pipe that is full wakes as well.
+  while (write(wake_write_.fd(), "", 1) < 0 && errno == EINTR) {
+  }
+}
 
 void Watch::at(const std::string& what, double limit_s) {
   const std::lock_guard lock(mutex_);
@@ -131,6 +137,8 @@ void Watch::at(const std::string& what, double limit_s) {
   progress_.limit_s = limit_s;
   ++progress_.phases;
   ++changes_;
+  new_phase_ = true;
+  wake();
 }
 
 void Watch::reached(const char* what, int64_t number) {
@@ -157,8 +165,7 @@ ExitCode Watch::leave(const Error& error) {
   }
   mine_ = {rank_, error.code, error.what(), error.code == ExitCode::rank_lost};
   request_ = Request::leave;
-  if (write(wake_write_.fd(), "", 1) < 0) { /* the pipe is full: the thread is awake */
-  }
+  wake();
   changed_.wait(lock, [this] { return verdict_.has_value() || done_; });
   return verdict_.value_or(error.code);
 }
@@ -166,8 +173,7 @@ ExitCode Watch::leave(const Error& error) {
 void Watch::finish() {
   std::unique_lock lock(mutex_);
   request_ = Request::finish;
-  if (write(wake_write_.fd(), "", 1) < 0) { /* the pipe is full: the thread is awake */
-  }
+  wake();
   changed_.wait(lock, [this] { return done_; });
 }
 
@@ -183,10 +189,13 @@ void Watch::run() {
     wait(pause);
     for (Peer& peer : peers_) hear(peer);
     look_at_requests();
+    bool new_phase = false;
     {
       const std::lock_guard lock(mutex_);
       if (request_ == Request::stop || done_) break;
+      new_phase = new_phase_;
     }
+    if (new_phase && -seconds_until(last_beat_) >= kBetweenPhases) send_beat(0);
     const double elapsed = -seconds_until(last);
     if (elapsed >= interval_s_) {
       last = Clock::now();
@@ -212,24 +221,30 @@ void Watch::wait(double seconds) {
   for (Peer& peer : peers_) peer.line.flush();
 }
 
+/// How far the main thread is, to all, with `counted_s` more of time.
+void Watch::send_beat(double counted_s) {
+  Standing& own = standing(rank_);
+  {
+    const std::lock_guard lock(mutex_);
+    const double idle = changes_ == seen_ ? own.progress.idle_s + counted_s : 0;
+    seen_ = changes_;
+    new_phase_ = false;
+    own.progress = progress_;
+    own.progress.idle_s = idle;
+  }
+  last_beat_ = Clock::now();
+  const std::string beat = pack(own.progress);
+  // A line on which something waits is that of a rank that does not read: one more message would not help.
+  for (Peer& peer : peers_)
+    if (!peer.line.is_busy()) peer.line.send(kBeat, beat);
+}
+
 /// Time passes: sends this rank's heartbeat, and judges.
 void Watch::tick(double elapsed_s) {
   // Much more time than asked for: the whole job was suspended, or the machine was. Nobody could do anything in it.
   const double counted = hang_timeout_s_ > 0 && elapsed_s > hang_timeout_s_ / 4 ? interval_s_ : elapsed_s;
-  Standing& own = standing(rank_);
-  {
-    const std::lock_guard lock(mutex_);
-    const double idle = changes_ == seen_ ? own.progress.idle_s + counted : 0;
-    seen_ = changes_;
-    own.progress = progress_;
-    own.progress.idle_s = idle;
-  }
-  const std::string beat = pack(own.progress);
-  for (Peer& peer : peers_) {
-    standing(peer.rank).silent_s += counted;
-    // A line on which something waits is that of a rank that does not read: one more message would not help.
-    if (!peer.line.is_busy()) peer.line.send(kBeat, beat);
-  }
+  send_beat(counted);
+  for (const Peer& peer : peers_) standing(peer.rank).silent_s += counted;
   if (rank_ != 0) {
     const Standing& first = standing(0);
     if (!first.departed && hang_timeout_s_ > 0 && first.silent_s > hang_timeout_s_ / 2) first_is_lost();

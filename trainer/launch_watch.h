@@ -56,6 +56,8 @@ class Watch {
   void run();
   void wait(double seconds);
   void tick(double elapsed_s);
+  void send_beat(double counted_s);
+  void wake() const;
   void hear(Peer& peer);
   void consider(const Reason& reason, double delay_s);
   void look_at_requests();
@@ -76,15 +78,17 @@ class Watch {
   std::vector<Standing> standings_;
   std::optional<Reason> reason_;
   Clock::time_point decide_at_{};
-  uint64_t seen_ = 0;           // changes_ at the last tick
+  uint64_t seen_ = 0;           // changes_ at the last heartbeat
   bool request_taken_ = false;  // the main thread's error was passed on
   Clock::time_point give_up_at_{};
+  Clock::time_point last_beat_{};
 
   // Shared with the main thread, under mutex_.
   std::mutex mutex_;
   std::condition_variable changed_;
   Progress progress_;  // idle_s is the thread's business
   uint64_t changes_ = 0;
+  bool new_phase_ = false;  // of which the others should hear before the next second
   Request request_ = Request::none;
   Reason mine_;
   std::optional<ExitCode> verdict_;
