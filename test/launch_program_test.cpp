@@ -251,8 +251,9 @@ TEST_F(LaunchProgram, AStoppedRankIsNamedWithWhatItReached) {
   const std::string text = said();
   EXPECT_NE(text.find("error: rank 2 ("), std::string::npos) << text;
   EXPECT_NE(text.find("is lost: no heartbeat for 2 s"), std::string::npos) << text;
-  EXPECT_NE(text.find("the last thing it reached: "), std::string::npos) << text;
-  EXPECT_EQ(text.find("nothing yet"), std::string::npos) << text;
+  // A phase, and the collective or exchange that it was in or had been in.
+  EXPECT_NE(text.find("the last thing it reached: step "), std::string::npos) << text;
+  EXPECT_NE(text.find("exchange of 'step "), std::string::npos) << text;
 }
 
 TEST_F(LaunchProgram, AStoppedRankZeroIsNamedByEachOther) {
@@ -275,8 +276,8 @@ TEST_F(LaunchProgram, AStuckMainThreadIsNamedThoughItsHeartbeatsGoOn) {
               {{"KINOE_WHO", std::to_string(who)}, {"KINOE_HANG_TIMEOUT", "4"}, {"KINOE_LIMIT", "1"}});
     expect_codes(5, 10);
     expect_one_line({cat("error: rank ", who, " ("), "hangs: no progress for",
-                     "the last thing it reached: the thing that hangs 7",
-                     "others are at: exchange of 'barrier 2'"});
+                     "the last thing it reached: step 2: the thing that hangs 7",
+                     "others are at: step 2: exchange of 'barrier 2'"});
   }
 }
 

@@ -133,7 +133,9 @@ void Watch::wake() const {
 
 void Watch::at(const std::string& what, double limit_s) {
   const std::lock_guard lock(mutex_);
+  phase_ = what;
   progress_.what = what;
+  if (!operation_.empty()) progress_.what.append(" (after ").append(operation_).append(")");
   progress_.limit_s = limit_s;
   ++progress_.phases;
   ++changes_;
@@ -143,14 +145,18 @@ void Watch::at(const std::string& what, double limit_s) {
 
 void Watch::reached(const char* what, int64_t number) {
   const std::lock_guard lock(mutex_);
-  progress_.what.assign(what).append(" ").append(std::to_string(number));
-  ++progress_.operations;
-  ++changes_;
+  operation_.assign(what).append(" ").append(std::to_string(number));
+  begin_operation();
 }
 
 void Watch::exchanging(const char* what) {
   const std::lock_guard lock(mutex_);
-  progress_.what.assign("exchange of '").append(what).append("'");
+  operation_.assign("exchange of '").append(what).append("'");
+  begin_operation();
+}
+
+void Watch::begin_operation() {
+  progress_.what.assign(phase_).append(phase_.empty() ? "" : ": ").append(operation_);
   ++progress_.operations;
   ++changes_;
 }

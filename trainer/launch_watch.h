@@ -58,6 +58,7 @@ class Watch {
   void tick(double elapsed_s);
   void send_beat(double counted_s);
   void wake() const;
+  void begin_operation();
   void hear(Peer& peer);
   void consider(const Reason& reason, double delay_s);
   void look_at_requests();
@@ -86,7 +87,8 @@ class Watch {
   // Shared with the main thread, under mutex_.
   std::mutex mutex_;
   std::condition_variable changed_;
-  Progress progress_;  // idle_s is the thread's business
+  Progress progress_;              // idle_s is the thread's business
+  std::string phase_, operation_;  // the latest of each
   uint64_t changes_ = 0;
   bool new_phase_ = false;  // of which the others should hear before the next second
   Request request_ = Request::none;
