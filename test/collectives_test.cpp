@@ -310,7 +310,7 @@ TEST_P(CollectivesOverMpi, EveryRankPasses) {
   if (!why_no_mpi().empty()) GTEST_SKIP() << why_no_mpi();
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   const Outcome outcome = run_mpi(GetParam(), {self, "--gtest_filter=CollectivesRank.*"},
-                                  {{kInside, "1"}, {"GTEST_COLOR", "no"}});
+                                  {{kInside, "1"}, {"GTEST_COLOR", "no"}}, 300);
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   const std::string passed = "[  PASSED  ] 8 tests.";
   int ranks = 0;

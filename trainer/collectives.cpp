@@ -35,7 +35,7 @@ void Collectives::begin(const char* what, int64_t bytes) {
 
 void Collectives::all_reduce(const Tensor& buffer) {
   check_summable("all-reduce", buffer);
-  begin("all-reduce", 2 * (ranks_ - 1) * static_cast<int64_t>(buffer.bytes()) / ranks_);
+  begin("all-reduce", static_cast<int64_t>(buffer.bytes()) * 2 * (ranks_ - 1) / ranks_);
   if (buffer.size() > 0) queue_all_reduce(buffer);
 }
 

@@ -42,8 +42,8 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
   if (last != nullptr && last[0] != '\0') reason += cat(": ", last);
   for (char& c : reason)
     if (c == '\n') c = ' ';
-  call_failed(status == ncclUnhandledCudaError ? ExitCode::gpu : ExitCode::rank_lost, "NCCL", call,
-              reason + " (NCCL_DEBUG=INFO in the environment says more)", file, line);
+  call_failed(status == ncclUnhandledCudaError ? ExitCode::gpu : ExitCode::rank_lost, "NCCL", call, reason,
+              file, line);
 }
 
 ncclDataType_t nccl_type(DType type) {
@@ -106,9 +106,7 @@ class Stream {
   ~Stream() { cudaStreamDestroy(stream_); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
-  operator cudaStream_t() const {
-    return stream_;
-  }  // NOLINT(google-explicit-constructor): every use is as that
+  [[nodiscard]] cudaStream_t get() const { return stream_; }
 
  private:
   cudaStream_t stream_ = nullptr;
@@ -204,7 +202,7 @@ class Nccl : public Collectives {
   void follow(const Context& ctx) override {
     check_gpu(ctx);
     followed_.record(static_cast<cudaStream_t>(ctx.stream));
-    followed_.hold(stream_);
+    followed_.hold(stream_.get());
   }
 
   Mark mark() override {
@@ -212,7 +210,7 @@ class Nccl : public Collectives {
     if (newest().number == number) return number;
     newest_ = (newest_ + 1) % marks_.size();
     newest().number = number;
-    newest().point.record(stream_);
+    newest().point.record(stream_.get());
     return number;
   }
 
@@ -238,17 +236,17 @@ class Nccl : public Collectives {
  protected:
   void queue_all_reduce(const Tensor& buffer) override {
     finish(ncclAllReduce(buffer.data, buffer.data, count_of(buffer), nccl_type(buffer.dtype), ncclSum,
-                         comm_.get(), stream_),
+                         comm_.get(), stream_.get()),
            "ncclAllReduce", __LINE__);
   }
   void queue_reduce_scatter(const Tensor& mine, const Tensor& all) override {
     finish(ncclReduceScatter(all.data, mine.data, count_of(mine), nccl_type(mine.dtype), ncclSum, comm_.get(),
-                             stream_),
+                             stream_.get()),
            "ncclReduceScatter", __LINE__);
   }
   void queue_all_gather(const Tensor& all, const Tensor& mine) override {
-    finish(ncclAllGather(mine.data, all.data, mine.bytes(), ncclUint8, comm_.get(), stream_), "ncclAllGather",
-           __LINE__);
+    finish(ncclAllGather(mine.data, all.data, mine.bytes(), ncclUint8, comm_.get(), stream_.get()),
+           "ncclAllGather", __LINE__);
   }
 
  private:
