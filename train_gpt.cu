@@ -403,6 +403,17 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Device> device = open_device(config, team.place());
   Context ctx = device->context();
   std::fputs(compare_ranks(team, *device, config, state.data, found(setup)).c_str(), tables);
+  const Hosts hosts = find_hosts(team);
+  std::vector<std::string> warnings = setup.warnings;
+  if (team.ranks() > 1)
+    for (const std::string& warning : launch_warnings(team.place(), ctx.backend == Backend::cuda))
+      warnings.push_back(warning);
+  team.at("connecting the ranks", StepLimit::kUnknown);
+  const std::unique_ptr<Collectives> collectives = connect(team, ctx);
+  if (const double links = measure_links(ctx, *collectives); links > 0) {
+    std::fprintf(tables, "links  %.3g GB/s in and out of each rank\n", links);
+    warnings.push_back(link_warning(links, hosts));
+  }
   const size_t held_before = device->memory_use().bytes;
   Model model(setup.model, ctx.backend, config.dtype.value());
   const ShardLayout layout(model.table, team.rank(), team.ranks(), config.zero > 0 && team.ranks() > 1);
@@ -415,9 +426,10 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const bool saves = !config.no_checkpoints;
   const size_t save_bytes =
       saves ? CheckpointSaver::planned_buffer_bytes(
-                  layout.owned(), ctx.backend == Backend::cpu ? planned.used() : 0, ranks_on_host(team))
+                  layout.owned(), ctx.backend == Backend::cpu ? planned.used() : 0, hosts.here)
             : 0;
-  for (const std::string& warning : setup.warnings) print_notes(team, {"warning: " + warning});
+  for (const std::string& warning : warnings)
+    if (!warning.empty()) print_notes(team, {"warning: " + warning});
   print_notes(team, setup.notes);
   const MemoryPlan memory_plan =
       check_memory(tables, setup, model, layout, *device, held_before, planned, save_bytes);
@@ -441,8 +453,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Graphs> graphs = Graphs::on(ctx);
   ctx.graphs = graphs.get();
   upload_constants(ctx, model);
-  team.at("connecting the ranks and loading weights", StepLimit::kUnknown);
-  const std::unique_ptr<Collectives> collectives = connect(team, ctx);
+  team.at("loading weights", StepLimit::kUnknown);
   Training training(config, ctx, model, run_memory, layout, *collectives, setup.data, state);
   load_start(ctx, setup, model, layout, team, training, run_memory.parameters, initial);
   std::vector<float>().swap(initial);

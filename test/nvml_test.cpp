@@ -46,7 +46,7 @@ TEST(DeviceMemoryGpu, UseFollowsWhatIsTaken) {
   KINOE_GPU_OR_SKIP(device);
   const size_t bytes = size_t{1} << 30, slack = size_t{8} << 20;
   const MemoryUse before = device->memory_use();
-  EXPECT_GT(before.bytes, device->workspace_bytes());
+  EXPECT_GE(before.bytes, device->workspace_bytes());  // and a context, unless an earlier test had made it
   EXPECT_LT(before.bytes, size_t{4} << 30) << "a context without memory of a model";
   {
     const Memory memory = Memory::on(Backend::cuda, bytes);

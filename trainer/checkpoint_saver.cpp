@@ -182,6 +182,7 @@ void CheckpointSaver::allocate() {
 
 void CheckpointSaver::work() {
   try {
+    use_device(ctx_);
     allocate();
     for (;;) {
       Job* job = nullptr;
@@ -249,7 +250,11 @@ std::vector<uint64_t> CheckpointSaver::write_blocks(Job& job, FirstFailure& fail
     }
   };
   std::vector<std::thread> others;
-  for (int i = 1; i < options_.writers; ++i) others.emplace_back(write_some);
+  for (int i = 1; i < options_.writers; ++i)
+    others.emplace_back([&] {
+      failure.attempt([&] { use_device(ctx_); });
+      write_some();
+    });
   write_some();
   for (std::thread& other : others) other.join();
   std::vector<uint64_t> checksums(job.plan.chunks());

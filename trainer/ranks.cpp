@@ -39,9 +39,13 @@ std::string compare_ranks(Team& team, const Device& device, const RunConfig& con
   return rank_table(team.control(), team.place(), facts);
 }
 
-int ranks_on_host(Team& team) {
-  const std::vector<std::string> hosts = team.control().exchange("hosts", team.place().host);
-  return static_cast<int>(std::count(hosts.begin(), hosts.end(), team.place().host));
+Hosts find_hosts(Team& team) {
+  std::vector<std::string> hosts = team.control().exchange("hosts", team.place().host);
+  Hosts found;
+  found.here = static_cast<int>(std::count(hosts.begin(), hosts.end(), team.place().host));
+  std::sort(hosts.begin(), hosts.end());
+  found.count = static_cast<int>(std::unique(hosts.begin(), hosts.end()) - hosts.begin());
+  return found;
 }
 
 std::unique_ptr<Collectives> connect(Team& team, const Context& ctx) {
@@ -56,6 +60,40 @@ std::unique_ptr<Collectives> connect(Team& team, const Context& ctx) {
     fail(ExitCode::rank_lost, "ranks on CPUs add their gradients over MPI, and this run of ", team.ranks(),
          " was started by ", team.place().launcher, ": start it with mpirun (scripts/run_mpi.sh)");
   return collectives_mpi(options);
+}
+
+double measure_links(const Context& ctx, Collectives& collectives) {
+  if (collectives.ranks() == 1 || ctx.backend == Backend::cpu) return 0;
+  constexpr int64_t kElements = int64_t{16} << 20;
+  const Memory memory = Memory::on(ctx.backend, kElements * sizeof(float));
+  const Tensor buffer(memory.data(), DType::f32, {kElements});
+  fill_zero(ctx, buffer.data, buffer.bytes());
+  double best_ms = 0;
+  for (int i = 0; i < 4; ++i) {  // the first one makes connections
+    Event began(ctx.backend), ended(ctx.backend);
+    began.record(ctx);
+    collectives.follow(ctx);
+    collectives.all_reduce(buffer);
+    collectives.await(ctx, collectives.mark());
+    ended.record(ctx);
+    ended.wait();
+    const double ms = ended.ms_since(began);
+    if (i > 0 && (best_ms == 0 || ms < best_ms)) best_ms = ms;
+  }
+  const double sent =
+      2.0 * (collectives.ranks() - 1) / collectives.ranks() * static_cast<double>(buffer.bytes());
+  return sent / (best_ms * 1e6);
+}
+
+std::string link_warning(double gigabytes_per_s, const Hosts& hosts) {
+  // NVLink 3 to 5 measure 200 to 700 GB/s and PCIe 4 about 20; a 200 Gbit/s adapter for each GPU 22, TCP on one 1 to 5.
+  const double expected = hosts.count == 1 ? 10 : 8;
+  if (gigabytes_per_s == 0 || gigabytes_per_s >= expected) return "";
+  return cat("the ranks exchange only ", gigabytes_per_s, " GB/s",
+             hosts.count == 1
+                 ? " within this host: are NVLink and peer access on (nvidia-smi topo -m)?"
+                 : " between hosts, as over TCP: is InfiniBand or RoCE used? NCCL_DEBUG=INFO says, and "
+                   "NCCL_IB_HCA and NCCL_SOCKET_IFNAME choose");
 }
 
 void share_gemm_choices(Team& team, Device& device, const std::function<void()>& rehearse) {

@@ -36,7 +36,7 @@ size_t cuda_bytes_in_use() {
 
 class GpuDevice final : public Device {
  public:
-  explicit GpuDevice(int index) : info_(gpu_info(index)), nvml_(Nvml::load()) {
+  explicit GpuDevice(int index) : index_(index), info_(gpu_info(index)), nvml_(Nvml::load()) {
     if (nvml_) {
       char bus[32] = "";
       CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof(bus), index));
@@ -59,7 +59,9 @@ class GpuDevice final : public Device {
   GpuDevice(const GpuDevice&) = delete;
   GpuDevice& operator=(const GpuDevice&) = delete;
 
-  [[nodiscard]] Context context() const override { return {Backend::cuda, stream_, blas_.get(), nullptr}; }
+  [[nodiscard]] Context context() const override {
+    return {Backend::cuda, stream_, blas_.get(), nullptr, index_};
+  }
   [[nodiscard]] DeviceInfo info() const override {
     DeviceInfo info = info_;
     CUDA_CHECK(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes));
@@ -80,6 +82,7 @@ class GpuDevice final : public Device {
   void pin_gemm_choices(const std::vector<GemmChoice>& choices) override { blas_->pin(choices); }
 
  private:
+  int index_;
   DeviceInfo info_;
   std::unique_ptr<Nvml> nvml_;
   void* gpu_ = nullptr;  // NVML's handle
@@ -181,6 +184,8 @@ void fill_zero(const Context& ctx, void* memory, size_t bytes) {
 }
 
 void synchronize(const Context& ctx) { CUDA_CHECK(cudaStreamSynchronize(stream_of(ctx))); }
+
+void use_device(const Context& ctx) { CUDA_CHECK(cudaSetDevice(ctx.device)); }
 
 void* create_event() {
   cudaEvent_t event = nullptr;

@@ -31,6 +31,7 @@ struct Context {
   void* stream = nullptr;  // cudaStream_t
   BlasLt* blas = nullptr;
   Graphs* graphs = nullptr;  // set by who owns the memory that operations work in; null: launch by launch
+  int device = 0;            // index of the GPU
 };
 
 struct DeviceInfo {
@@ -124,6 +125,9 @@ void download(const Context& ctx, void* host, const void* device, size_t bytes);
 void copy(const Context& ctx, void* to, const void* from, size_t bytes);  // within the device
 void fill_zero(const Context& ctx, void* memory, size_t bytes);
 void synchronize(const Context& ctx);
+
+/// Every thread but the one that opened the device calls it first: to CUDA, a new thread means GPU 0.
+void use_device(const Context& ctx);
 
 /// A point in a stream. On the CPU every point has already passed.
 class Event {

@@ -181,6 +181,10 @@ void synchronize(const Context& ctx) {
   if (ctx.backend == Backend::cuda) cuda::synchronize(ctx);
 }
 
+void use_device(const Context& ctx) {
+  if (ctx.backend == Backend::cuda) cuda::use_device(ctx);
+}
+
 Event::Event(Backend backend) : backend_(backend) {
   if (backend == Backend::cuda) handle_ = cuda::create_event();
 }

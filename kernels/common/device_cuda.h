@@ -24,6 +24,7 @@ void download(const Context& ctx, void* host, const void* device, size_t bytes);
 void copy(const Context& ctx, void* to, const void* from, size_t bytes);
 void fill_zero(const Context& ctx, void* memory, size_t bytes);
 void synchronize(const Context& ctx);
+void use_device(const Context& ctx);
 
 /// `event` is a cudaEvent_t with timing.
 void* create_event();

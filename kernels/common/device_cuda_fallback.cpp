@@ -35,6 +35,7 @@ void download(const Context& /*ctx*/, void* /*host*/, const void* /*device*/, si
 void copy(const Context& /*ctx*/, void* /*to*/, const void* /*from*/, size_t /*bytes*/) { no_cuda(); }
 void fill_zero(const Context& /*ctx*/, void* /*memory*/, size_t /*bytes*/) { no_cuda(); }
 void synchronize(const Context& /*ctx*/) { no_cuda(); }
+void use_device(const Context& /*ctx*/) { no_cuda(); }
 
 void* create_event() { no_cuda(); }
 void destroy_event(void* /*event*/) noexcept {}
