@@ -7,12 +7,18 @@
 
 namespace kinoe {
 
-/// Control characters become '?'; of more than `limit` bytes the two ends remain.
+/// Line ends and tabs are spelled "\\n" and "\\t", other control characters become '?'; of more than `limit` bytes the two
+/// ends remain.
 inline std::string one_line(std::string text, size_t limit = 1000) {
   if (text.size() > limit) text = text.substr(0, limit / 2) + " ... " + text.substr(text.size() - limit / 2);
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
-  return text;
+  std::string line;
+  for (const char c : text) {
+    if (c == '\n' || c == '\t')
+      line += c == '\n' ? "\\n" : "\\t";
+    else
+      line += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
+  }
+  return line;
 }
 
 /// Whether arrays and objects of a JSON text are nested deeper than `levels`. Deep ones can be parsed, but printing, comparing and
