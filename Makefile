@@ -225,10 +225,18 @@ COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=1
 $B/trainer/monitor_run.o: DEFINE_COMMIT = $(if $(COMMIT),-DKINOE_COMMIT='"$(COMMIT)"')
 $B/trainer/monitor_run.o: $B/commit.command
 
-$B/test/%.o: test/%.cpp $B/compile.command
+# Reading GoogleTest's header takes longer than compiling many a test, so it is read once. ccache does that by itself.
+PRECOMPILED := $(if $(or $(FUZZ),$(findstring ccache,$(CXX))),,$(if $(HAVE_GTEST),$B/test/precompiled.h))
+$B/test/precompiled.h.gch: $B/compile.command
+	@echo "  C++   gtest/gtest.h"
+	@mkdir -p $(@D)
+	@echo '#include <gtest/gtest.h>' >$(@:.gch=)
+	$(Q)$(COMPILE_TEST) -x c++-header $(@:.gch=) -o $@
+
+$B/test/%.o: test/%.cpp $B/compile.command $(PRECOMPILED:%=%.gch)
 	@echo "  C++   $<"
 	@mkdir -p $(@D)
-	$(Q)$(COMPILE_TEST) -MMD -MP -c $< -o $@
+	$(Q)$(COMPILE_TEST) $(PRECOMPILED:%=-include %) -MMD -MP -c $< -o $@
 
 # main() is host code whatever its name says; it is compiled the same way with and without nvcc.
 $B/train_gpt.o: train_gpt.cu $B/compile.command
