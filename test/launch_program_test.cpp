@@ -326,6 +326,15 @@ class LaunchMpi : public LaunchProgram {
     ASSERT_EQ(why, "");
     ranks_.clear();
   }
+  void TearDown() override {
+    // After a failure: the script ends its mpirun when it is asked to, not when it is killed.
+    for (RankProcess& run : ranks_)
+      if (run.wait(0) < 0) {
+        run.send(SIGTERM);
+        run.wait(10);
+      }
+    LaunchProgram::TearDown();
+  }
   RankProcess& start_mpi(const std::string& scenario, int ranks, RankProcess::Variables variables = {}) {
     variables["KINOE_BINARY"] = directory_ + "/rank";
     variables["OMP_NUM_THREADS"] = "1";
