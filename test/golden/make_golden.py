@@ -6,8 +6,9 @@ Each folder holds a tiny random model as transformers saves it (config.json, mod
   losses [10] and after.<name>: ten AdamW steps on that batch (lr 1e-3, betas 0.9 0.95, eps 1e-8, weight decay 0.1 on
   matrices, gradient norm clipped to 1).
 
-Usage: python3 test/golden/make_golden.py [NAME...]  needs torch, transformers (made with 1.13 and 4.38.2), safetensors
-Where transformers has no Qwen3 (before 4.51), the attention of test/parity/parity.py stands in for it.
+Usage: python3 test/golden/make_golden.py [NAME...]  needs torch, transformers, safetensors
+Made with 1.13 and 4.38.2; qwen3 with 2.11 and 5.17. Where transformers has no Qwen3 (before 4.51), the attention of
+test/parity/parity.py stands in for it.
 Everything is computed in float64 from float32 weights and stored as float32.
 """
 import json
