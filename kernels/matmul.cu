@@ -6,8 +6,13 @@
 //   wgrad    dW^T = x^T . dy       out_in: D is [C, O];   in_out: D is dW itself seen as [O, C] = dy^T . x
 // The bias is the forward product's epilogue. Its gradient reads dy once more: 2 N O bytes in bf16, the partial sums of
 // kBiasGroups row groups to scratch, then one sum over groups in order.
+//
+// gelu' is the epilogue of dgrad's product where the library offers that: the product's result then is not written, read and
+// written again (4 N C bytes less in bf16) and is rounded once instead of twice. Elsewhere, and in fp32, the kernel of
+// kernels/activation.cu follows in place. dev/PERFORMANCE.md says why no other epilogue is used.
 #include "kernels/matmul.h"
 
+#include "kernels/activation.h"
 #include "kernels/common/arguments.h"
 #include "kernels/common/cublaslt.h"
 #include "kernels/common/cuda_util.cuh"
@@ -110,19 +115,27 @@ void matmul_dgrad(const Context& ctx, const MatmulDgrad& a) {
   check(a);
   const int64_t n = a.dy.rows(), c = a.dx.columns(), o = a.dy.columns();
   const bool transposed = a.layout == WeightLayout::in_out;
-  ctx.blas->run({.m = c,
-                 .n = n,
-                 .k = o,
-                 .a = a.weight,
-                 .b = a.dy,
-                 .d = a.dx,
-                 .lda = transposed ? o : c,
-                 .ldb = o,
-                 .ldd = c,
-                 .transpose_a = transposed,
-                 .transpose_b = false,
-                 .accumulate = false,
-                 .bias = {}});
+  Gemm product{.m = c,
+               .n = n,
+               .k = o,
+               .a = a.weight,
+               .b = a.dy,
+               .d = a.dx,
+               .lda = transposed ? o : c,
+               .ldb = o,
+               .ldd = c,
+               .transpose_a = transposed,
+               .transpose_b = false,
+               .accumulate = false,
+               .bias = {}};
+  // What the library asks of an epilogue's own matrix: whole 16-byte accesses.
+  if (a.gelu_input && a.dx.dtype == DType::bf16 && c % 8 == 0 && aligned_to(16, a.gelu_input.data)) {
+    product.gelu_input = a.gelu_input;
+    if (ctx.blas->try_run(product)) return;
+    product.gelu_input = {};
+  }
+  ctx.blas->run(product);
+  if (a.gelu_input) cuda::gelu_backward(ctx, {.dx = a.dx, .d_out = a.dx, .x = a.gelu_input});
 }
 
 void matmul_wgrad(const Context& ctx, const MatmulWgrad& a) {

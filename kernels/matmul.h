@@ -1,7 +1,7 @@
 // The linear layer and its gradients.
 //
 //   forward:   y[N, O]  = x[N, C] . W^T + bias[O]
-//   dgrad:     dx[N, C] = dy[N, O] . W
+//   dgrad:     dx[N, C] = dy[N, O] . W,   times gelu'(gelu_input[N, C]) where x = gelu(gelu_input) (kernels/activation.h)
 //   wgrad:     dW (+)= dy^T . x,   dbias[o] (+)= sum_n dy[n, o]
 //
 // W is stored [O, C] (`WeightLayout::out_in`, torch.nn.Linear) or [C, O] (`in_out`, GPT-2's Conv1D); nothing is ever
@@ -28,6 +28,7 @@ struct MatmulDgrad {
   Tensor dy;  // [N, O]
   Tensor weight;
   WeightLayout layout = WeightLayout::out_in;
+  Tensor gelu_input = {};  // [N, C], other memory than dx; or absent
 };
 
 struct MatmulWgrad {
@@ -75,6 +76,12 @@ KINOE_OPERATION(matmul_wgrad, MatmulWgrad)
 inline Cost matmul_cost(int64_t n, int64_t o, int64_t c, size_t element) {
   const double dn = static_cast<double>(n), dout = static_cast<double>(o), dc = static_cast<double>(c);
   return {(dn * dout + dn * dc + dout * dc) * static_cast<double>(element), 2.0 * dn * dout * dc};
+}
+
+/// The gradient's product with gelu' at its end: GELU's input is read, and nothing else is added to the memory traffic.
+inline Cost matmul_dgrad_gelu_cost(int64_t n, int64_t o, int64_t c, size_t element) {
+  const double elements = static_cast<double>(n) * static_cast<double>(c);
+  return matmul_cost(n, o, c, element) + Cost{elements * static_cast<double>(element), elements * 14.0};
 }
 
 }  // namespace kinoe

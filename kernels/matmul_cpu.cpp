@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "kernels/activation.h"
 #include "kernels/common/arguments.h"
 #include "kernels/common/cpu.h"
 #include "kernels/common/gemm_cpu.h"
@@ -48,6 +49,11 @@ void check(const MatmulDgrad& a) {
   const auto [outputs, inputs] = shape_of(op, a.weight, a.layout);
   require_matrix({op, "dx", a.dx}, type, a.dx.rows(), inputs);
   require_matrix({op, "dy", a.dy}, type, a.dx.rows(), outputs);
+  if (a.gelu_input) {
+    require_matrix({op, "gelu_input", a.gelu_input}, type, a.dx.rows(), inputs);
+    CHECK(a.gelu_input.data != a.dx.data || a.dx.size() == 0, op,
+          ": gelu_input may not be the memory of dx, which the product fills first");
+  }
 }
 
 void check(const MatmulWgrad& a) {
@@ -132,7 +138,7 @@ void matmul_forward(const Context& /*ctx*/, const MatmulForward& args) {
   });
 }
 
-void matmul_dgrad(const Context& /*ctx*/, const MatmulDgrad& args) {
+void matmul_dgrad(const Context& ctx, const MatmulDgrad& args) {
   check(args);
   with_scalar("matmul_dgrad", args.dx.dtype, [&]<class T>(T) {
     const WeightShape shape = shape_of("matmul_dgrad", args.weight, args.layout);
@@ -144,6 +150,7 @@ void matmul_dgrad(const Context& /*ctx*/, const MatmulDgrad& args) {
                         .c = args.dx.as<T>(),
                         .c_row = shape.inputs});
   });
+  if (args.gelu_input) cpu::gelu_backward(ctx, {.dx = args.dx, .d_out = args.dx, .x = args.gelu_input});
 }
 
 void matmul_wgrad(const Context& /*ctx*/, const MatmulWgrad& args) {

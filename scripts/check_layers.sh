@@ -44,6 +44,8 @@ declare -A may=(
 )
 for leaf in $leaves; do may[$leaf]="common"; done
 may[launch]="common channel"
+# Operations that end in another one, which the library may do in the same pass.
+declare -A ends_in=([op:matmul]="op:activation")
 may[main]="data_state dataloader ${!may[*]}"
 
 # Sets `found` to the module of a path, to "" for a path that belongs to none.
@@ -109,6 +111,7 @@ check_include() {  # FILE LINE MODULE INCLUDED, <INCLUDED> for system headers
   fi
   find_module "$header"
   [ "$found" = "$module" ] && return
+  [ -n "$found" ] && [ "$found" = "${ends_in[$module]:-}" ] && return
   case " ${may[${module%%:*}]} " in
     *" ${found%%:*} "*) [ -n "$found" ] && return ;;
   esac
@@ -141,7 +144,7 @@ self_test() {
   # shellcheck disable=SC2064
   trap "rm -rf '$tree'" EXIT
   mkdir -p "$tree"/{kernels/common,dataloader,trainer,test}
-  for file in kernels/common/check.h kernels/{norm.h,norm_cpu.cpp,norm.cu,norm_warp.cuh,rope.h,global_norm.h,global_norm_cpu.cpp} \
+  for file in kernels/common/check.h kernels/{norm.h,norm_cpu.cpp,norm.cu,norm_warp.cuh,rope.h,global_norm.h,global_norm_cpu.cpp} kernels/{matmul,activation}.h \
     dataloader/{loader,data_state}.h trainer/{model_config,model_config_json,parameters,flops,model,forward,backward}.h \
     trainer/{optimizer,eval,config,config_toml,schedule,files,safetensors,checkpoint,layer_hooks,sharding}.h \
     trainer/{collectives,collectives_mpi,collectives_nccl}.h train_gpt.cu test/any_test.cpp; do echo >"$tree/$file"; done
@@ -165,6 +168,7 @@ self_test() {
   allow kernels/norm_cpu.cpp '"kernels/norm.h"'
   allow kernels/norm_cpu.cpp '"kernels/common/check.h"  // why'
   allow kernels/global_norm_cpu.cpp '"kernels/global_norm.h"'
+  allow kernels/matmul.h '"kernels/activation.h"'
   allow kernels/norm.cu '<cuda_runtime.h>'
   allow kernels/norm.cu '"kernels/norm_warp.cuh"'
   allow trainer/model_config_json.h '"trainer/model_config.h"'
@@ -177,6 +181,8 @@ self_test() {
   allow test/any_test.cpp '"trainer/optimizer.h"'
   deny kernels/common/check.h '"kernels/norm.h"' "common may not include"
   deny kernels/norm.h '"kernels/rope.h"' "op:norm may not include"
+  deny kernels/norm.h '"kernels/activation.h"' "op:norm may not include"
+  deny kernels/activation.h '"kernels/matmul.h"' "op:activation may not include"
   deny kernels/global_norm_cpu.cpp '"kernels/norm.h"' "op:global_norm may not include"
   deny kernels/norm.h '"trainer/model.h"' "may not include"
   deny kernels/norm.h '"norm_warp.cuh"' "is for .cu"

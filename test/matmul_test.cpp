@@ -8,6 +8,7 @@
 #include <array>
 #include <limits>
 
+#include "kernels/activation.h"
 #include "test/op_cases.h"
 #include "test/op_harness.h"
 
@@ -198,6 +199,46 @@ TEST(Matmul, GradientsMatchFiniteDifferences) {
   }
 }
 
+// With gelu_input, dx is the gradient of what GELU was given: to the bit that of the product and gelu_backward, and that of
+// finite differences of both forward passes.
+TEST(Matmul, DgradThroughGelu) {
+  const Context ctx;
+  const auto gradient = [&](const MatmulCase& m, const Data& in, DType type) {
+    const TensorOn gelu_input(ctx, type, {m.rows, m.inputs}, in.x), dx(ctx, type, {m.rows, m.inputs});
+    const TensorOn dy(ctx, type, {m.rows, m.outputs}, in.dy), weight(ctx, type, weight_dims(m), in.weight);
+    matmul_dgrad(ctx, {.dx = dx, .dy = dy, .weight = weight, .layout = m.layout, .gelu_input = gelu_input});
+    dx.expect_written("dx");
+    gelu_input.expect_unchanged("gelu_input");
+    return dx;
+  };
+  for (const MatmulCase& m : cases_for(matmul_cases(), kCompare)) {
+    if (m.rows * m.outputs * m.inputs > 3'000'000) continue;  // presets' widths: nothing new, only time
+    SCOPED_TRACE(m.label());
+    const Data in(m, DType::f32);
+    for (const DType type : {DType::f32, DType::f64}) {
+      const Linear apart(m, in, type);
+      const TensorOn expected(ctx, type, {m.rows, m.inputs});
+      gelu_backward(ctx, {.dx = expected, .d_out = apart.dx, .x = apart.x});
+      expect_same_bits(name_of(type), gradient(m, in, type), expected);
+    }
+  }
+  for (const MatmulCase& m : cases_for(matmul_cases(), kGradient)) {
+    SCOPED_TRACE(m.label());
+    const Data in(m, DType::f64);
+    const auto forward = [&](const Values& before) {
+      const TensorOn x(ctx, DType::f64, {m.rows, m.inputs}), y(ctx, DType::f64, {m.rows, m.outputs});
+      gelu_forward(ctx, {.out = x, .x = TensorOn(ctx, DType::f64, {m.rows, m.inputs}, before)});
+      matmul_forward(ctx, {.y = y,
+                           .x = x,
+                           .weight = TensorOn(ctx, DType::f64, weight_dims(m), in.weight),
+                           .bias = {},
+                           .layout = m.layout});
+      return y.values();
+    };
+    expect_gradient("gelu_input", forward, in.x, in.dy, gradient(m, in, DType::f64).values());
+  }
+}
+
 TEST(Matmul, BitsDoNotDependOnTheNumberOfThreads) {
   const int before = omp_get_max_threads();
   for (const auto& [rows, outputs, inputs] : {std::array<int64_t, 3>{257, 72, 129},
@@ -349,6 +390,11 @@ TEST(Matmul, RefusesWrongArguments) {
   EXPECT_NO_THROW(matmul_dgrad(ctx, {x, y, w}));
   EXPECT_THROW(matmul_dgrad(ctx, {x, y, tensor({6, 5})}), Error);
   EXPECT_THROW(matmul_dgrad(ctx, {x, tensor({5, 5}), w}), Error);
+  const auto out_in = WeightLayout::out_in;
+  EXPECT_NO_THROW(matmul_dgrad(ctx, {x, y, w, out_in, tensor({4, 6})}));
+  EXPECT_THROW(matmul_dgrad(ctx, {x, y, w, out_in, tensor({4, 5})}), Error);
+  EXPECT_THROW(matmul_dgrad(ctx, {x, y, w, out_in, tensor({4, 6}, DType::f64)}), Error);
+  EXPECT_THROW(matmul_dgrad(ctx, {x, y, w, out_in, x}), Error);
   EXPECT_NO_THROW(matmul_wgrad(ctx, {.d_weight = w, .d_bias = b, .dy = y, .x = x, .scratch = {}}));
   EXPECT_THROW(matmul_wgrad(ctx, {.d_weight = w, .d_bias = tensor({4}), .dy = y, .x = x, .scratch = {}}),
                Error);

@@ -16,15 +16,16 @@
 namespace kinoe {
 namespace {
 
-/// One linear layer backwards: dx, dW and db from dy.
+/// One linear layer backwards: dx, dW and db from dy. Where x = gelu(gelu_input), dx is the gradient of gelu_input.
 struct LinearBackward {
   const Context& ctx;
   const Model& model;
   Activations& acts;
   bool accumulate;
 
-  void operator()(Tensor dx, Tensor dy, Tensor x, Tensor weight, Tensor d_weight, Tensor d_bias) const {
-    matmul_dgrad(ctx, {dx, dy, weight, model.layout()});
+  void operator()(Tensor dx, Tensor dy, Tensor x, Tensor weight, Tensor d_weight, Tensor d_bias,
+                  Tensor gelu_input = {}) const {
+    matmul_dgrad(ctx, {dx, dy, weight, model.layout(), gelu_input});
     matmul_wgrad(ctx, {d_weight, d_bias, accumulate, dy, x, model.layout(), acts.scratch});
   }
 };
@@ -76,11 +77,12 @@ void layer_backward(const Context& ctx, const Model& model, Activations& acts, L
   const LinearBackward linear{ctx, model, acts, accumulate};
   recompute(LayerPass{ctx, model, w, x, acts});
 
-  linear(acts.d_activated, acts.d_residual, x.activated, w.proj_weight, d.proj_weight, d.proj_bias);
-  if (m.mlp == MlpKind::swiglu)
+  if (m.mlp == MlpKind::swiglu) {
+    linear(acts.d_activated, acts.d_residual, x.activated, w.proj_weight, d.proj_weight, d.proj_bias);
     swiglu_backward(ctx, {acts.d_fc, acts.d_activated, x.fc});
-  else
-    gelu_backward(ctx, {acts.d_fc, acts.d_activated, x.fc});
+  } else {
+    linear(acts.d_fc, acts.d_residual, x.activated, w.proj_weight, d.proj_weight, d.proj_bias, x.fc);
+  }
   linear(acts.d_normed, acts.d_fc, x.normed2, w.fc_weight, d.fc_weight, d.fc_bias);
   norm_backward(ctx, {.d_residual = acts.d_residual,
                       .d_residual_in = acts.d_residual,

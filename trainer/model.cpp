@@ -119,7 +119,7 @@ Activations take_activations(Arena& arena, const Model& model, const WorkShape& 
     a.d_normed = arena.take("activation gradients", type, {n, c});
     a.d_attention = arena.take("activation gradients", type, {b, t, m.heads * m.head_dim});
     a.d_qkv = arena.take("activation gradients", type, {b, t, m.qkv_rows()});
-    a.d_activated = arena.take("activation gradients", type, {n, f});
+    if (m.mlp == MlpKind::swiglu) a.d_activated = arena.take("activation gradients", type, {n, f});
     a.d_fc = arena.take("activation gradients", type, {n, fc_width});
   }
   const size_t scratch = shape.training ? largest_scratch(model, shape) : 0;

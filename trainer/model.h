@@ -91,7 +91,7 @@ struct Activations {
   Tensor d_normed;     // [N, C]
   Tensor d_attention;  // [B, T, H D]
   Tensor d_qkv;        // [B, T, (H + 2 Hkv) D]
-  Tensor d_activated;  // [N, F]
+  Tensor d_activated;  // [N, F], SwiGLU only
   Tensor d_fc;         // [N, F] or [N, 2 F]
 
   Tensor scratch;  // the largest any operation needs
@@ -100,7 +100,7 @@ struct Activations {
                  // decides from them
   Tensor sums;   // [kStepSums] int64, in state: those four below, which ranks add up
   Tensor loss_sum, target_tokens, bad_token, overflow;  // [1] int64
-  Tensor weights_hash;  // [1] uint64, in state
+  Tensor weights_hash;                                  // [1] uint64, in state
 };
 
 Activations take_activations(Arena& arena, const Model& model, const WorkShape& shape);

@@ -43,6 +43,7 @@ void add_products(Cases& cases, DType type, const ModelShape& m) {
   else
     add("up", m.hidden, c);
   add("down", c, m.hidden);
+  if (!m.llama) add_matmul_dgrad_gelu(cases, m.name + " down", type, {kBench, n, c, m.hidden, true, layout});
   add_matmul(cases, m.name + " head", type, {kBench, m.head_rows, m.padded, c, false, WeightLayout::out_in});
 }
 

@@ -43,6 +43,8 @@ void add_listed_cases(Cases& cases);
 void add_embedding(Cases& cases, const std::string& model, DType type, const optest::EmbeddingCase& c);
 void add_norm(Cases& cases, const std::string& model, DType type, const optest::NormCase& c);
 void add_matmul(Cases& cases, const std::string& model, DType type, const optest::MatmulCase& c);
+/// dgrad of the layer behind a GELU, down to what GELU was given.
+void add_matmul_dgrad_gelu(Cases& cases, const std::string& model, DType type, const optest::MatmulCase& c);
 void add_rope(Cases& cases, const std::string& model, DType type, const optest::RopeCase& c);
 void add_qk_norm(Cases& cases, const std::string& model, DType type, const optest::QkNormCase& c);
 void add_attention(Cases& cases, const std::string& model, DType type, const optest::AttentionCase& c);

@@ -48,17 +48,23 @@ Prepared prepare_matmul_forward(Workspace& w, DType type, const optest::MatmulCa
   return {run, error};
 }
 
-Prepared prepare_matmul_dgrad(Workspace& w, DType type, const optest::MatmulCase& c) {
+Prepared prepare_matmul_dgrad(Workspace& w, DType type, const optest::MatmulCase& c, bool through_gelu) {
   const MatmulDgrad a = {.dx = w.output(type, {c.rows, c.inputs}),
                          .dy = w.random(type, {c.rows, c.outputs}, kGradients),
                          .weight = weight_of(w, type, c),
-                         .layout = c.layout};
+                         .layout = c.layout,
+                         .gelu_input = through_gelu ? w.random(type, {c.rows, c.inputs}) : Tensor{}};
   const auto run = [&w, a] { matmul_dgrad(w.context(), a); };
   const auto error = [&w, a, run] {
     run();
     Part dy = Part::of(w, a.dy, kStrip), weight = weight_strip(w, a.weight, a.layout, false);
-    Part dx(kCorner, kCorner);
-    matmul_dgrad({}, {.dx = dx.tensor(), .dy = dy.tensor(), .weight = weight.tensor(), .layout = a.layout});
+    Part dx(kCorner, kCorner), before(kCorner, kCorner);
+    if (a.gelu_input) before = Part::of(w, a.gelu_input, kStrip, {kStrip});
+    matmul_dgrad({}, {.dx = dx.tensor(),
+                      .dy = dy.tensor(),
+                      .weight = weight.tensor(),
+                      .layout = a.layout,
+                      .gelu_input = a.gelu_input ? before.tensor() : Tensor{}});
     return Part::of(w, a.dx, kStrip, {kStrip}).error_against(dx);
   };
   return {run, error};
@@ -190,10 +196,16 @@ void add_matmul(Cases& cases, const std::string& model, DType type, const optest
   const Cost cost = matmul_cost(c.rows, c.outputs, c.inputs, size_of(type));
   cases.push_back({"matmul_forward", model, shape, cost,
                    [=](Workspace& w) { return prepare_matmul_forward(w, type, c); }});
-  cases.push_back(
-      {"matmul_dgrad", model, shape, cost, [=](Workspace& w) { return prepare_matmul_dgrad(w, type, c); }});
+  cases.push_back({"matmul_dgrad", model, shape, cost,
+                   [=](Workspace& w) { return prepare_matmul_dgrad(w, type, c, false); }});
   cases.push_back(
       {"matmul_wgrad", model, shape, cost, [=](Workspace& w) { return prepare_matmul_wgrad(w, type, c); }});
+}
+
+void add_matmul_dgrad_gelu(Cases& cases, const std::string& model, DType type, const optest::MatmulCase& c) {
+  cases.push_back({"matmul_dgrad_gelu", model, without_first_word(c.label()),
+                   matmul_dgrad_gelu_cost(c.rows, c.outputs, c.inputs, size_of(type)),
+                   [=](Workspace& w) { return prepare_matmul_dgrad(w, type, c, true); }});
 }
 
 void add_attention(Cases& cases, const std::string& model, DType type, const optest::AttentionCase& c) {

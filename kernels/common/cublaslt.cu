@@ -34,7 +34,8 @@ cudaDataType_t data_type(DType type) {
 std::string key_of(const Gemm& g) {
   return cat(g.m, "x", g.n, "x", g.k, " ", g.transpose_a ? "T" : "N", g.transpose_b ? "T" : "N", " ld ",
              g.lda, ",", g.ldb, ",", g.ldd, " ", name_of(g.a.dtype), ",", name_of(g.b.dtype), "->",
-             name_of(g.d.dtype), g.accumulate ? " accumulate" : "", g.bias ? " bias" : "");
+             name_of(g.d.dtype), g.accumulate ? " accumulate" : "", g.bias ? " bias" : "",
+             g.gelu_input ? " dgelu" : "");
 }
 
 std::string to_hex(const cublasLtMatmulAlgo_t& algorithm) {
@@ -60,6 +61,7 @@ struct Plan {
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
   bool chosen = false;
+  cublasStatus_t refusal = CUBLAS_STATUS_SUCCESS;  // why there is no algorithm
   double us = 0, tflops = 0;
 
   Plan() = default;
@@ -86,6 +88,15 @@ struct Plan {
       CHECK_BLAS(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type,
                                                 sizeof(bias_type)));
     }
+    if (g.gelu_input) {
+      CHECK(!g.bias && !g.accumulate, "one epilogue at a time: ", key_of(g));
+      const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DGELU;
+      CHECK_BLAS(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                                sizeof(epilogue)));
+      CHECK_BLAS(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &g.ldd,
+                                                sizeof(g.ldd)));
+      point_to_gelu_input(g);
+    }
     const auto layout = [](cublasLtMatrixLayout_t& out, DType type, int64_t rows, int64_t columns,
                            int64_t ld) {
       CHECK_BLAS(cublasLtMatrixLayoutCreate(&out, data_type(type), static_cast<uint64_t>(rows),
@@ -94,6 +105,11 @@ struct Plan {
     layout(a, g.a.dtype, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k, g.lda);
     layout(b, g.b.dtype, g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n, g.ldb);
     layout(d, g.d.dtype, g.m, g.n, g.ldd);
+  }
+
+  void point_to_gelu_input(const Gemm& g) const {
+    CHECK_BLAS(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                              &g.gelu_input.data, sizeof(g.gelu_input.data)));
   }
 };
 
@@ -129,12 +145,14 @@ struct BlasLt::State {
     if (g.bias)
       CHECK_BLAS(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                 &g.bias.data, sizeof(g.bias.data)));
+    if (g.gelu_input) plan.point_to_gelu_input(g);
     const float alpha = 1.0F, beta = g.accumulate ? 1.0F : 0.0F;
     return cublasLtMatmul(handle, plan.operation, &alpha, g.a.data, plan.a, g.b.data, plan.b, &beta, d,
                           plan.d, d, plan.d, &algorithm, workspace.data, workspace.bytes, stream);
   }
 
-  Candidates candidates(const Plan& plan, const Gemm& g) {
+  /// None where the library refuses: then plan.refusal says why.
+  Candidates candidates(Plan& plan) {
     cublasLtMatmulPreference_t preference = nullptr;
     CHECK_BLAS(cublasLtMatmulPreferenceCreate(&preference));
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -147,14 +165,16 @@ struct BlasLt::State {
         cublasLtMatmulAlgoGetHeuristic(handle, plan.operation, plan.a, plan.b, plan.d, plan.d, preference,
                                        kCandidates, result.found.data(), &result.count);
     cublasLtMatmulPreferenceDestroy(preference);
-    if (status != CUBLAS_STATUS_SUCCESS || result.count == 0)
-      fail(ExitCode::gpu, "cuBLASLt has no algorithm for the product ", key_of(g), " (",
-           cublasLtGetStatusName(status), "); widths that are multiples of 8 always have one");
+    if (status != CUBLAS_STATUS_SUCCESS) result.count = 0;
+    if (result.count == 0)
+      plan.refusal = status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : status;
     return result;
   }
 
+  /// Sets plan.algorithm, or plan.refusal.
   void choose(Plan& plan, const Gemm& g) {
-    const Candidates found = candidates(plan, g);
+    const Candidates found = candidates(plan);
+    if (found.count == 0) return;
     plan.algorithm = found.begin()->algo;
     plan.chosen = true;
 
@@ -208,6 +228,10 @@ struct BlasLt::State {
     CUDA_CHECK(cudaEventDestroy(end));
     CUDA_CHECK(cudaFree(flush));
     CUDA_CHECK(cudaFree(copy));
+    if (best == 0 && g.gelu_input) {  // offered, but none of them runs
+      plan.chosen = false;
+      plan.refusal = CUBLAS_STATUS_NOT_SUPPORTED;
+    }
   }
 
   cublasLtHandle_t handle = nullptr;
@@ -223,7 +247,15 @@ BlasLt::BlasLt(void* stream, std::function<void()> at_most)
 BlasLt::~BlasLt() = default;
 
 void BlasLt::run(const Gemm& g) {
-  if (g.m == 0 || g.n == 0) return;
+  if (try_run(g)) return;
+  const std::string key = key_of(g);
+  fail(ExitCode::gpu, "cuBLASLt has no algorithm for the product ", key, " (",
+       cublasLtGetStatusName(state_->plans[key].refusal),
+       "); widths that are multiples of 8 always have one");
+}
+
+bool BlasLt::try_run(const Gemm& g) {
+  if (g.m == 0 || g.n == 0) return true;
   State& s = *state_;
   const std::string key = key_of(g);
   Plan& plan = s.plans[key];
@@ -241,8 +273,10 @@ void BlasLt::run(const Gemm& g) {
                     result.workspaceSize <= s.workspace.bytes;
     }
   }
-  if (!plan.chosen) s.choose(plan, g);
+  if (!plan.chosen && plan.refusal == CUBLAS_STATUS_SUCCESS) s.choose(plan, g);
+  if (!plan.chosen) return false;
   CHECK_BLAS(s.launch(plan, g, g.d.data, plan.algorithm));
+  return true;
 }
 
 std::vector<GemmChoice> BlasLt::choices() const {

@@ -15,8 +15,9 @@
 
 namespace kinoe {
 
-/// Column-major, as the library has it: D[m, n] = op(A)[m, k] op(B)[k, n] (+ D) (+ bias[m] to every column). A row-major
-/// [r, c] tensor is a column-major [c, r] matrix of the same memory with leading dimension c.
+/// Column-major, as the library has it: D[m, n] = op(A)[m, k] op(B)[k, n] (+ D) (+ bias[m] to every column), the whole times
+/// gelu'(gelu_input) element by element. A row-major [r, c] tensor is a column-major [c, r] matrix of the same memory with
+/// leading dimension c.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   Tensor a, b, d;
@@ -24,6 +25,8 @@ struct Gemm {
   bool transpose_a = false, transpose_b = false;
   bool accumulate = false;
   Tensor bias;  // [m] of D's type, or absent
+  /// Of D's type, shape and leading dimension, or absent; not together with bias or accumulate.
+  Tensor gelu_input = {};
 };
 
 class BlasLt {
@@ -40,6 +43,8 @@ class BlasLt {
   /// Queues the product. The first time a shape is seen it is measured, which waits for the stream and, when accumulating,
   /// takes memory for a second D for that long.
   void run(const Gemm& gemm);
+  /// The same, but false, with nothing queued, where the library has no algorithm; for one shape always the same answer.
+  [[nodiscard]] bool try_run(const Gemm& gemm);
 
   [[nodiscard]] std::vector<GemmChoice> choices() const;
   void pin(const std::vector<GemmChoice>& choices);
