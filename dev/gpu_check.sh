@@ -84,15 +84,16 @@ stage_errors() {
 }
 
 # Every operation's tests but those of large shapes, and a whole model's gradients. The three tools share the GPU, each in
-# several processes. Racecheck is the slowest by far: it leaves out the library's kernels, whole models, and attention's
-# longest test.
-small_tests='*Gpu.*:*GoldenTest.LossAndEveryGradient*gpu*-*TwoToThe31*:*AtTrainingShapes*:*EveryBf16NumberIsRight:AttentionGpu.Bf16*:AttentionGpu.Fp32*:AttentionGpu.Scores*:AdamWGpu.Repeats:GlobalNormGpu.Repeats:MatmulGpu.Repeats:MatmulGpu.Equals*:*HostDoesNotWait*'
+# several processes, so the test that wants its memory alone is left out. Racecheck is the slowest by far: it leaves out the
+# library's kernels, whole models, attention's longest test, and the matrix products, at which the tool (of CUDA 13.0) ends
+# with an internal error, "failed to handle a hardware exception".
+small_tests='*Gpu.*:*GoldenTest.LossAndEveryGradient*gpu*-*TwoToThe31*:*AtTrainingShapes*:*EveryBf16NumberIsRight:AttentionGpu.Bf16*:AttentionGpu.Fp32*:AttentionGpu.Scores*:AdamWGpu.Repeats:GlobalNormGpu.Repeats:MatmulGpu.Repeats:MatmulGpu.Equals*:*HostDoesNotWait*:DeviceMemoryGpu.*'
 stage_sanitize() {
   command -v compute-sanitizer >/dev/null || { row sanitize "skipped: no compute-sanitizer"; return; }
   local tool shard log filter only processes=4
   for tool in memcheck racecheck initcheck; do
     filter=$small_tests only=""
-    [ $tool = racecheck ] && filter="$filter:*GoldenTest*:GraphsGpu.*:AttentionGpu.SameBitsEveryRun" only="--kernel-regex kns=kinoe"
+    [ $tool = racecheck ] && filter="$filter:*GoldenTest*:GraphsGpu.*:MatmulGpu.*:AttentionGpu.SameBitsEveryRun" only="--kernel-regex kns=kinoe"
     for ((shard = 0; shard < processes; ++shard)); do
       log=$folder/sanitize-$tool-$shard
       {
