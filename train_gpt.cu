@@ -403,7 +403,6 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Device> device = open_device(config, team.place());
   Context ctx = device->context();
   std::fputs(compare_ranks(team, *device, config, state.data, found(setup)).c_str(), tables);
-  const Hosts hosts = find_hosts(team);
   std::vector<std::string> warnings = setup.warnings;
   if (team.ranks() > 1)
     for (const std::string& warning : launch_warnings(team.place(), ctx.backend == Backend::cuda))
@@ -412,7 +411,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Collectives> collectives = connect(team, ctx);
   if (const double links = measure_links(ctx, *collectives); links > 0) {
     std::fprintf(tables, "links  %.3g GB/s in and out of each rank\n", links);
-    warnings.push_back(link_warning(links, hosts));
+    warnings.push_back(link_warning(links, count_hosts(team)));
   }
   const size_t held_before = device->memory_use().bytes;
   Model model(setup.model, ctx.backend, config.dtype.value());
@@ -426,7 +425,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const bool saves = !config.no_checkpoints;
   const size_t save_bytes =
       saves ? CheckpointSaver::planned_buffer_bytes(
-                  layout.owned(), ctx.backend == Backend::cpu ? planned.used() : 0, hosts.here)
+                  layout.owned(), ctx.backend == Backend::cpu ? planned.used() : 0, team.place().ranks_here)
             : 0;
   for (const std::string& warning : warnings)
     if (!warning.empty()) print_notes(team, {"warning: " + warning});

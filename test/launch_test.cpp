@@ -294,8 +294,7 @@ class LaunchCompare : public testing::Test {
     for (int rank = 0; rank < 4; ++rank) {
       places.push_back({rank, 4, rank % 2, rank < 2 ? "n1" : "n2", "Open MPI", 2});
       facts.push_back({rank % 2 == 0 ? "0000:1b:00.0" : "0000:43:00.0",
-                       "NVLink",
-                       {{"GPU", "H100"}, {"driver", "570.1"}, {"--lr", "3e-4"}},
+                       {{"GPU", "H100"}, {"driver", "570.1"}, {"NCCL", "2.28.3"}, {"--lr", "3e-4"}},
                        {{"a.bin", "11aa"}, {"b.bin", "22bb"}}});
     }
   }
@@ -317,7 +316,7 @@ TEST_F(LaunchCompare, TwoRanksOnOneGpuAreBothNamed) {
 
 TEST_F(LaunchCompare, EveryDifferenceIsShownWithWhoHasIt) {
   facts[3].same[0].second = "A100";
-  facts[1].same[2].second = "1e-3";
+  facts[1].same[3].second = "1e-3";
   facts[2].same.emplace_back("KINOE_SIMD", "0");
   const std::string text = compared(places, facts);
   EXPECT_EQ(text.find("5: the ranks are not alike: "), 0U) << text;
@@ -344,14 +343,14 @@ TEST_F(LaunchCompare, OtherDataNamesSourceAndHost) {
 }
 
 TEST_F(LaunchCompare, TheTableHasARowPerRank) {
-  facts[1].link = "";
+  facts[1].pci = "";
   const std::string table = compared(places, facts, rank_table);
   EXPECT_EQ(table,
-            "rank  host  GPU   driver  PCI           link\n"
-            "0     n1    H100  570.1   0000:1b:00.0  NVLink\n"
-            "1     n1    H100  570.1   0000:43:00.0  -\n"
-            "2     n2    H100  570.1   0000:1b:00.0  NVLink\n"
-            "3     n2    H100  570.1   0000:43:00.0  NVLink\n");
+            "rank  host  GPU   driver  NCCL    PCI\n"
+            "0     n1    H100  570.1   2.28.3  0000:1b:00.0\n"
+            "1     n1    H100  570.1   2.28.3  -\n"
+            "2     n2    H100  570.1   2.28.3  0000:1b:00.0\n"
+            "3     n2    H100  570.1   2.28.3  0000:43:00.0\n");
 }
 
 TEST(LaunchHash, IsOfTheProgramsFile) {

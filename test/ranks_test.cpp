@@ -7,13 +7,13 @@ namespace kinoe {
 namespace {
 
 TEST(Ranks, Row28SlowLinksAreSaidWithWhatWasMeasured) {
-  EXPECT_EQ(link_warning(320, {.count = 1, .here = 8}), "");
-  EXPECT_EQ(link_warning(45, {.count = 3, .here = 8}), "");
-  EXPECT_EQ(link_warning(0, {.count = 3, .here = 8}), "") << "nothing was measured";
-  const std::string tcp = link_warning(1.4, {.count = 3, .here = 8});
+  EXPECT_EQ(link_warning(320, 1), "");
+  EXPECT_EQ(link_warning(45, 3), "");
+  EXPECT_EQ(link_warning(0, 3), "") << "nothing was measured";
+  const std::string tcp = link_warning(1.4, 3);
   EXPECT_NE(tcp.find("only 1.4 GB/s"), std::string::npos) << tcp;
   EXPECT_NE(tcp.find("TCP"), std::string::npos) << tcp;
-  EXPECT_NE(link_warning(4, {.count = 1, .here = 2}).find("NVLink"), std::string::npos);
+  EXPECT_NE(link_warning(4, 1).find("NVLink"), std::string::npos);
 }
 
 TEST(Ranks, OneRankMeasuresNothing) { EXPECT_EQ(measure_links({}, *collectives_self()), 0); }

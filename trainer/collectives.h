@@ -92,6 +92,9 @@ std::unique_ptr<Collectives> collectives_self(const Collectives::Options& option
 /// finalises after this object is gone; one thread at a time. Destroyed with calls that nobody awaited, it leaves them to
 /// the end of the process. Throws Error(rank_lost) when MPI fails or is not in this build.
 std::unique_ptr<Collectives> collectives_mpi(const Collectives::Options& options = {});
+/// Of the NCCL that is loaded: "2.28.3"; "" where it is not in this build.
+std::string nccl_version();
+
 /// One GPU per rank: that of `ctx`, which is current. Work runs on a stream of its own. `exchange` is called once, by all
 /// ranks, and gives rank 0's text to all of them. Throws Error(rank_lost) when the others do not arrive in time or NCCL
 /// fails or is not in this build, Error(gpu) when the GPU failed.

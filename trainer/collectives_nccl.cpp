@@ -295,6 +295,12 @@ ncclUniqueId common_id(int rank, const std::function<std::string(const std::stri
 
 }  // namespace
 
+std::string nccl_version() {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) return "";
+  return cat(version / 10000, ".", version % 10000 / 100, ".", version % 100);
+}
+
 std::unique_ptr<Collectives> collectives_nccl(const Context& ctx, int rank, int ranks,
                                               const std::function<std::string(const std::string&)>& exchange,
                                               const Collectives::Options& options) {

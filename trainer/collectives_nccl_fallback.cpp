@@ -3,6 +3,8 @@
 
 namespace kinoe {
 
+std::string nccl_version() { return ""; }
+
 std::unique_ptr<Collectives> collectives_nccl(
     const Context& /*ctx*/, int /*rank*/, int /*ranks*/,
     const std::function<std::string(const std::string&)>& /*exchange*/,

@@ -98,7 +98,6 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 
 struct RankFacts {
   std::string pci;   // PCI bus id of the GPU; "" on the CPU
-  std::string link;  // how it reaches the next rank, for the table; "" unknown
   Facts same;        // must be the same on all ranks: binary, GPU, driver, each setting that matters
   Facts data;        // name of each data source and a hash of it
 };
@@ -107,7 +106,7 @@ struct RankFacts {
 /// both, and when `same` differs, with every difference and who has which value; Error(data) when a source differs or is
 /// missing on some host, naming host and source. The same error on all ranks.
 void compare_ranks(Channel& channel, const Place& place, const RankFacts& facts);
-/// A table of all ranks: rank, host, "GPU" and "driver" of facts.same, pci, link. For rank 0 to print; all ranks call it.
+/// A table of all ranks: rank, host, "GPU", "driver" and "NCCL" of facts.same, pci. For rank 0 to print; all ranks call it.
 std::string rank_table(Channel& channel, const Place& place, const RankFacts& facts);
 /// A hash of the running program's file, for facts.same.
 std::string program_hash();

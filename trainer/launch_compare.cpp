@@ -28,8 +28,7 @@ void put(std::string& bytes, const std::string& text) {
 
 std::string pack(const Place& place, const RankFacts& facts) {
   std::string bytes;
-  for (const std::string& text : {place.host, facts.pci, facts.link, cat(facts.same.size())})
-    put(bytes, text);
+  for (const std::string& text : {place.host, facts.pci, cat(facts.same.size())}) put(bytes, text);
   for (const Facts* list : {&facts.same, &facts.data})
     for (const auto& [name, value] : *list) {
       put(bytes, name);
@@ -49,10 +48,10 @@ Told unpack(const std::string& bytes) {
     texts.push_back(bytes.substr(at, size));
     at += size;
   }
-  CHECK(texts.size() >= 4 && texts.size() % 2 == 0, "facts of a rank in ", texts.size(), " texts");
-  Told told{texts[0], {texts[1], texts[2], {}, {}}};
-  const size_t data_from = 4 + 2 * std::stoull(texts[3]);
-  for (size_t i = 4; i + 1 < texts.size(); i += 2)
+  CHECK(texts.size() >= 3 && texts.size() % 2 == 1, "facts of a rank in ", texts.size(), " texts");
+  Told told{texts[0], {texts[1], {}, {}}};
+  const size_t data_from = 3 + 2 * std::stoull(texts[2]);
+  for (size_t i = 3; i + 1 < texts.size(); i += 2)
     (i < data_from ? told.facts.same : told.facts.data).emplace_back(texts[i], texts[i + 1]);
   return told;
 }
@@ -126,7 +125,7 @@ std::string describe(const std::vector<Told>& all, const std::vector<std::pair<s
 std::string fact(const Told& told, const std::string& name) {
   for (const auto& [key, value] : told.facts.same)
     if (key == name) return value;
-  return "-";
+  return "";
 }
 
 }  // namespace
@@ -150,12 +149,13 @@ void compare_ranks(Channel& channel, const Place& place, const RankFacts& facts)
 }
 
 std::string rank_table(Channel& channel, const Place& place, const RankFacts& facts) {
-  std::vector<std::array<std::string, 6>> rows{{"rank", "host", "GPU", "driver", "PCI", "link"}};
+  std::vector<std::array<std::string, 6>> rows{{"rank", "host", "GPU", "driver", "NCCL", "PCI"}};
   const std::vector<Told> all = tell_all(channel, place, facts);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const auto or_dash = [](const std::string& text) { return text.empty() ? std::string("-") : text; };
-    rows.push_back({cat(rank), all[rank].host, fact(all[rank], "GPU"), fact(all[rank], "driver"),
-                    or_dash(all[rank].facts.pci), or_dash(all[rank].facts.link)});
+    rows.push_back({cat(rank), all[rank].host, or_dash(fact(all[rank], "GPU")),
+                    or_dash(fact(all[rank], "driver")), or_dash(fact(all[rank], "NCCL")),
+                    or_dash(all[rank].facts.pci)});
   }
   std::array<size_t, 6> widths{};
   for (const auto& row : rows)

@@ -25,8 +25,10 @@ std::string compare_ranks(Team& team, const Device& device, const RunConfig& con
   const DeviceInfo info = device.info();
   RankFacts facts;
   facts.pci = info.pci;
-  facts.same = {
-      {"program", program_hash()}, {"GPU", info.pci.empty() ? "" : info.name}, {"driver", info.driver}};
+  facts.same = {{"program", program_hash()},
+                {"GPU", info.pci.empty() ? "" : info.name},
+                {"driver", info.driver},
+                {"NCCL", info.pci.empty() ? "" : nccl_version()}};
   for (auto& [name, value] : settings_of(without_start_options(config)))
     if (name != "out") facts.same.emplace_back("--" + name, value);
   // A file system that shows a rank the checkpoints of a while ago would have it go on from another one.
@@ -39,13 +41,10 @@ std::string compare_ranks(Team& team, const Device& device, const RunConfig& con
   return rank_table(team.control(), team.place(), facts);
 }
 
-Hosts find_hosts(Team& team) {
+int count_hosts(Team& team) {
   std::vector<std::string> hosts = team.control().exchange("hosts", team.place().host);
-  Hosts found;
-  found.here = static_cast<int>(std::count(hosts.begin(), hosts.end(), team.place().host));
   std::sort(hosts.begin(), hosts.end());
-  found.count = static_cast<int>(std::unique(hosts.begin(), hosts.end()) - hosts.begin());
-  return found;
+  return static_cast<int>(std::unique(hosts.begin(), hosts.end()) - hosts.begin());
 }
 
 std::unique_ptr<Collectives> connect(Team& team, const Context& ctx) {
@@ -85,12 +84,12 @@ double measure_links(const Context& ctx, Collectives& collectives) {
   return sent / (best_ms * 1e6);
 }
 
-std::string link_warning(double gigabytes_per_s, const Hosts& hosts) {
+std::string link_warning(double gigabytes_per_s, int hosts) {
   // NVLink 3 to 5 measure 200 to 700 GB/s and PCIe 4 about 20; a 200 Gbit/s adapter for each GPU 22, TCP on one 1 to 5.
-  const double expected = hosts.count == 1 ? 10 : 8;
+  const double expected = hosts == 1 ? 10 : 8;
   if (gigabytes_per_s == 0 || gigabytes_per_s >= expected) return "";
   return cat("the ranks exchange only ", gigabytes_per_s, " GB/s",
-             hosts.count == 1
+             hosts == 1
                  ? " within this host: are NVLink and peer access on (nvidia-smi topo -m)?"
                  : " between hosts, as over TCP: is InfiniBand or RoCE used? NCCL_DEBUG=INFO says, and "
                    "NCCL_IB_HCA and NCCL_SOCKET_IFNAME choose");

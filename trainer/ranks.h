@@ -25,12 +25,8 @@ std::unique_ptr<Device> open_device(const RunConfig& config, const Place& place)
 std::string compare_ranks(Team& team, const Device& device, const RunConfig& config, const DataState& data,
                           const std::string& start);
 
-/// How the ranks lie on machines.
-struct Hosts {
-  int count = 1;
-  int here = 1;  // ranks on this one
-};
-Hosts find_hosts(Team& team);
+/// On how many machines the ranks are.
+int count_hosts(Team& team);
 
 /// NCCL between GPUs, MPI between processes on CPUs, nothing for one rank.
 std::unique_ptr<Collectives> connect(Team& team, const Context& ctx);
@@ -40,7 +36,7 @@ std::unique_ptr<Collectives> connect(Team& team, const Context& ctx);
 double measure_links(const Context& ctx, Collectives& collectives);
 /// A sentence for the user where measure_links() found less than what ranks like these should have (FAULTS: NCCL falls back to
 /// TCP in silence); "" else.
-std::string link_warning(double gigabytes_per_s, const Hosts& hosts);
+std::string link_warning(double gigabytes_per_s, int hosts);
 
 /// Every rank computes matrix products as rank 0 measured them best. `rehearse`, which only rank 0 calls, uses each once.
 void share_gemm_choices(Team& team, Device& device, const std::function<void()>& rehearse);
