@@ -67,8 +67,14 @@ double measure_links(const Context& ctx, Collectives& collectives) {
   const Memory memory = Memory::on(ctx.backend, kElements * sizeof(float));
   const Tensor buffer(memory.data(), DType::f32, {kElements});
   fill_zero(ctx, buffer.data, buffer.bytes());
+  // The other collectives' connections as well: they take memory, which the plan is to count.
+  const int64_t share = kElements / 2 / collectives.ranks();
+  const Tensor all = buffer.slice(0, share * collectives.ranks()), mine = buffer.slice(kElements / 2, share);
+  collectives.follow(ctx);
+  collectives.reduce_scatter(mine, all);
+  collectives.all_gather(all, mine);
   double best_ms = 0;
-  for (int i = 0; i < 4; ++i) {  // the first one makes connections
+  for (int i = 0; i < 4; ++i) {
     Event began(ctx.backend), ended(ctx.backend);
     began.record(ctx);
     collectives.follow(ctx);

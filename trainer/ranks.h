@@ -31,7 +31,7 @@ int count_hosts(Team& team);
 /// NCCL between GPUs, MPI between processes on CPUs, nothing for one rank.
 std::unique_ptr<Collectives> connect(Team& team, const Context& ctx);
 
-/// GB/s that each rank sends and receives while all of them add up 64 MiB; 0 for one rank, and between CPUs, where nothing is
+/// Makes the connections between ranks. GB/s that each rank sends and receives while all of them add up 64 MiB; 0 for one rank, and between CPUs, where nothing is
 /// to be had from it.
 double measure_links(const Context& ctx, Collectives& collectives);
 /// A sentence for the user where measure_links() found less than what ranks like these should have (FAULTS: NCCL falls back to
