@@ -6,7 +6,7 @@
 #   dev/gpu_check.sh FOLDER [STAGE...]
 #
 # Stages: build tests errors sanitize broken start graphs memory determinism resume recompute parity (or parity-124m, parity-llama) speed bench, and on a
-# machine with two GPUs ranks ranks-speed ranks-faults (dev/gpu_ranks.sh, 10 minutes more); all of them when none is named. On request: epilogues,
+# machine with two GPUs ranks ranks-resume ranks-speed ranks-faults (dev/gpu_ranks.sh, 10 minutes more); all of them when none is named. On request: epilogues,
 # tune. PyTorch's parts are left out, with a word, where python3 has no torch.
 # Models for `speed`: SPEED="gpt2-124m ..." (default: all); rows for `bench`: BENCH=REGEX; tests for `sanitize`: SANITIZE=FILTER.
 set -u
@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.." || exit 2
 mkdir -p "$1/logs" && top=$(realpath "$1") || exit 2
 folder=$top/logs
 shift
-stages=${*:-build tests errors sanitize broken start graphs memory determinism resume recompute parity speed bench ranks ranks-speed ranks-faults}
+stages=${*:-build tests errors sanitize broken start graphs memory determinism resume recompute parity speed bench ranks ranks-resume ranks-speed ranks-faults}
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1

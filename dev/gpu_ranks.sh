@@ -55,20 +55,11 @@ topology() {  # NAME VOCABULARY OPTIONS...
 
 # Global batches of 5 and 3 micro-batches: two GPUs cannot share them evenly.
 stage_ranks() {
-  local code text uneven="--determinism topology --model gpt2-124m --seq-len 1024 --micro-batch 16 --global-batch 80"
-  local full="--model gpt2-124m --seq-len 1024 --micro-batch 64 --global-batch 128 --steps 200"
+  local code text full="--model gpt2-124m --seq-len 1024 --micro-batch 64 --global-batch 128 --steps 200"
   two_gpus ranks || return
   topology 124m 50257 --model gpt2-124m --seq-len 1024 --micro-batch 16 --global-batch 80
   topology 1558m 50257 --model gpt2-1558m --seq-len 1024 --micro-batch 4 --global-batch 12
   topology llama3-1b 128256 --model llama3-1b --seq-len 2048 --micro-batch 2 --global-batch 6
-
-  text="a run failed"
-  RANKS=2 SAVES="--save-every 0" train topology-parts --data "$(data 50257)" $uneven --steps 10 --stop-after 5
-  [ $? -eq 75 ] && "$binary" --out "$work/topology-parts" --resume must >"$folder/topology-parts-2.log" 2>&1 &&
-    cp "$work/topology-parts/metrics.jsonl" "$folder/topology-parts.jsonl" && text=$(same_steps 10 "$folder"/topology-{124m-1,parts}.jsonl)
-  code=$?
-  must $code "5 steps on 2 GPUs + 5 on 1 = 10 on 1" "$text"
-  rm -rf "${work:?}/topology-parts"
 
   text="a run failed"
   RANKS=2 train ranks-once --data "$(data 50257)" $full &&
@@ -76,6 +67,21 @@ stage_ranks() {
     text=$(same_steps 200 "$folder"/ranks-{once,twice}.jsonl)
   code=$?
   must $code "200 steps twice on 2 GPUs, 124M, mb 64" "$text"
+}
+
+# Saved by two ranks, gone on with by one.
+stage_ranks_resume() {
+  local code text options="--determinism topology --model gpt2-124m --seq-len 1024 --micro-batch 16 --global-batch 80 --steps 10"
+  two_gpus ranks-resume || return
+  options="--data $(data 50257) $options"
+  train topology-straight $options
+  text="a run failed"
+  RANKS=2 SAVES="--save-every 0" train topology-parts $options --stop-after 5
+  [ $? -eq 75 ] && "$binary" --out "$work/topology-parts" --resume must >"$folder/topology-parts-2.log" 2>&1 &&
+    cp "$work/topology-parts/metrics.jsonl" "$folder/topology-parts.jsonl" && text=$(same_steps 10 "$folder"/topology-{straight,parts}.jsonl)
+  code=$?
+  must $code "5 steps on 2 GPUs + 5 on 1 = 10 on 1" "$text"
+  rm -rf "${work:?}/topology-parts"
 }
 
 scaling() {  # BAR SKIP ONE TWO...: medians of the steps after SKIP; of the runs on two GPUs the faster one must reach BAR % of twice one GPU
