@@ -9,6 +9,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -430,8 +431,8 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   for (const std::string& warning : warnings)
     if (!warning.empty()) print_notes(team, {"warning: " + warning});
   print_notes(team, setup.notes);
-  const MemoryPlan memory_plan =
-      check_memory(tables, setup, model, layout, *device, held_before, planned, save_bytes);
+  const MemoryPlan memory_plan = check_memory(tables, setup, model, layout, *device, held_before, planned,
+                                              save_bytes, team.place().ranks_here);
   if (config.dry_run) return 0;
 
   std::vector<float> initial;  // read before anything is written: it may not fit
@@ -564,6 +565,15 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   return 0;
 }
 
+/// A launcher says that there is a rank 0 and that this is not it. One that says it badly matters to training alone.
+bool started_as_another() {
+  try {
+    return find_place([](const char* name) { return std::getenv(name); }).rank > 0;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 /// `team` is set as soon as there is one: an error from then on is one of all ranks.
 int run(int argc, char** argv, std::unique_ptr<Team>& team) {
   CommandLine command;
@@ -573,6 +583,8 @@ int run(int argc, char** argv, std::unique_ptr<Team>& team) {
   } catch (const Error& error) {
     mistake = error;
   }
+  // What is no training is the work of one process: of several that a launcher started, the first does it.
+  if (!mistake && command.action != Action::train && started_as_another()) return 0;
   // A mistake in the command line is every rank's: together they say it once.
   if (mistake || command.action == Action::train) team = Team::join(launch_options(command.run));
   if (mistake) throw *mistake;

@@ -66,10 +66,11 @@ done
 (while sleep 1; kill -0 "$pid" 2>/dev/null; do
   if grep -qvE ' (0|75)$' "$codes"; then
     sleep 8
-    kill -TERM "$pid" 2>/dev/null
+    ended=$(awk '{ printf "%srank %d with %d", NR > 1 ? ", " : "", $1, $2 }' "$codes")
+    kill -TERM "$pid" && echo "run_mpi.sh: ended: $ended (128 and more: by a signal); the other ranks are stopped now" >&4
     break
   fi
-done) >/dev/null 2>&1 &
+done) 4>&2 >/dev/null 2>&1 &
 watcher=$!
 while wait "$pid"; status=$?; kill -0 "$pid" 2>/dev/null; do :; done
 kill "$watcher" 2>/dev/null

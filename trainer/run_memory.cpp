@@ -8,13 +8,14 @@ namespace kinoe {
 namespace {
 
 /// Ends with the memory table printed and a configuration that fits, where this one does not.
-void require_memory(const RunConfig& config, const DeviceInfo& device,
+void require_memory(const RunConfig& config, const DeviceInfo& device, int sharing,
                     const std::function<size_t(const RunConfig&)>& bytes_of) {
-  const size_t needed = bytes_of(config);
-  if (needed <= device.free_bytes) return;
-  const Fitting fitting = find_fitting(config, bytes_of, device.free_bytes);
-  const std::string begin = cat("this run needs ", mebibytes(needed), " and ", device.name, " has ",
-                                mebibytes(device.free_bytes), " free; ");
+  const size_t needed = bytes_of(config), free = device.free_bytes / static_cast<size_t>(sharing);
+  if (needed <= free) return;
+  const Fitting fitting = find_fitting(config, bytes_of, free);
+  const std::string begin =
+      cat("this run needs ", mebibytes(needed), " and ", device.name, " has ", mebibytes(free), " free",
+          sharing > 1 ? cat(" for each of the ", sharing, " ranks on this host") : "", "; ");
   if (fitting.fits)
     fail(ExitCode::usage, begin, "it fits with ", fitting.options, " (", mebibytes(fitting.bytes), ")");
   fail(ExitCode::usage, begin,
@@ -63,7 +64,8 @@ RunMemory take_run_memory(Arena& arena, Model& model, const RunConfig& config, c
 }
 
 MemoryPlan check_memory(std::FILE* out, const RunSetup& setup, Model& model, const ShardLayout& layout,
-                        const Device& device, size_t held_before, const Arena& planned, size_t save_bytes) {
+                        const Device& device, size_t held_before, const Arena& planned, size_t save_bytes,
+                        int sharing) {
   const bool with_eval = setup.data.validation.has_value();
   const DeviceInfo info = device.info();
   const auto feed_bytes = [&](const RunConfig& c) {
@@ -77,11 +79,12 @@ MemoryPlan check_memory(std::FILE* out, const RunSetup& setup, Model& model, con
   MemoryPlan plan = plan_memory(planned, device, held_before, host);
   print_memory(out, plan);
   std::fflush(out);
-  require_memory(setup.config, info, [&](const RunConfig& other) {
-    Arena arena;
-    take_run_memory(arena, model, other, layout, with_eval);
-    return arena.used() + (model.backend == Backend::cpu ? feed_bytes(other) : 0);
-  });
+  require_memory(setup.config, info, model.backend == Backend::cpu ? sharing : 1,
+                 [&](const RunConfig& other) {
+                   Arena arena;
+                   take_run_memory(arena, model, other, layout, with_eval);
+                   return arena.used() + (model.backend == Backend::cpu ? feed_bytes(other) : 0);
+                 });
   return plan;
 }
 
