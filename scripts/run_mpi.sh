@@ -66,7 +66,7 @@ done
 (while sleep 1; kill -0 "$pid" 2>/dev/null; do
   if grep -qvE ' (0|75)$' "$codes"; then
     sleep 8
-    ended=$(awk '{ printf "%srank %d with %d", NR > 1 ? ", " : "", $1, $2 }' "$codes")
+    ended=$(awk '{ printf "%srank %d with %d", (NR > 1 ? ", " : ""), $1, $2 }' "$codes")
     kill -TERM "$pid" && echo "run_mpi.sh: ended: $ended (128 and more: by a signal); the other ranks are stopped now" >&4
     break
   fi

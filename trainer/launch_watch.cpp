@@ -187,21 +187,25 @@ void Watch::finish() {
 
 void Watch::run() {
   Clock::time_point last = Clock::now();
+  bool new_phase = false;  // that has not been told
   tick(0);
   for (;;) {
     const double since = -seconds_until(last);
     double pause = std::max(0.0, interval_s_ - since);
     if (reason_) pause = std::clamp(seconds_until(decide_at_), 0.0, pause);
+    if (new_phase) pause = std::clamp(kBetweenPhases + seconds_until(last_beat_), 0.0, pause);
     wait(pause);
     for (Peer& peer : peers_) hear(peer);
     look_at_requests();
-    bool new_phase = false;
     {
       const std::lock_guard lock(mutex_);
       if (request_ == Request::stop || done_) break;
       new_phase = new_phase_;
     }
-    if (new_phase && -seconds_until(last_beat_) >= kBetweenPhases) send_beat(0);
+    if (new_phase && -seconds_until(last_beat_) >= kBetweenPhases) {
+      send_beat(0);
+      new_phase = false;
+    }
     const double elapsed = -seconds_until(last);
     if (elapsed >= interval_s_) {
       last = Clock::now();
