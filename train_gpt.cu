@@ -405,9 +405,8 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   Context ctx = device->context();
   std::fputs(compare_ranks(team, *device, config, state.data, found(setup)).c_str(), tables);
   std::vector<std::string> warnings = setup.warnings;
-  if (team.ranks() > 1)
-    for (const std::string& warning : launch_warnings(team.place(), ctx.backend == Backend::cuda))
-      warnings.push_back(warning);
+  for (const std::string& warning : host_warnings(team, ctx.backend == Backend::cuda))
+    warnings.push_back(warning);
   team.at("connecting the ranks", StepLimit::kUnknown);
   const std::unique_ptr<Collectives> collectives = connect(team, ctx);
   if (const double links = measure_links(ctx, *collectives); links > 0) {

@@ -38,9 +38,11 @@ elif [ "$ranks" -gt "$(nproc)" ]; then
 else
   options+=(--oversubscribe)  # hyperthreads and containers: mpirun counts fewer cores than nproc
 fi
+# mpirun shows every rank a terminal; a log should have no progress bar.
+[ -t 1 ] || export TERM=dumb
 # The cores of a host are shared by its ranks.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((per_host < $(nproc) ? $(nproc) / per_host : 1))}
-while read -r name; do options+=(-x "$name"); done < <(compgen -e | grep -E '^(OMP|NCCL|KINOE|CUDA)_|^(PATH|LD_LIBRARY_PATH)$')
+while read -r name; do options+=(-x "$name"); done < <(compgen -e | grep -E '^(OMP|NCCL|KINOE|CUDA)_|^(PATH|LD_LIBRARY_PATH|TERM)$')
 read -ra more <<<"${MPIRUN_OPTIONS:-}"
 
 # Runs on every rank. mpirun signals whole process groups: the shell only has to live until the program has ended.

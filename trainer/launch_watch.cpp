@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -253,6 +254,7 @@ void Watch::send_beat(double counted_s) {
 void Watch::tick(double elapsed_s) {
   // Much more time than asked for: the whole job was suspended, or the machine was. Nobody could do anything in it.
   const double counted = hang_timeout_s_ > 0 && elapsed_s > hang_timeout_s_ / 4 ? interval_s_ : elapsed_s;
+  stood_still_s_ = hang_timeout_s_ > 0 && elapsed_s > hang_timeout_s_ / 2 ? elapsed_s : 0;
   send_beat(counted);
   for (const Peer& peer : peers_) standing(peer.rank).silent_s += counted;
   if (rank_ != 0) {
@@ -342,6 +344,12 @@ void Watch::decide() {
   // More connections may have closed since.
   if (reason.rank < 0)
     if (const std::string now = judge(standings_, hosts_, hang_timeout_s_); !now.empty()) reason.text = now;
+  const bool alone =
+      std::none_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.line.is_open(); });
+  if (reason.rank < 0 && alone && stood_still_s_ > 0)
+    reason.text = cat("rank 0 (", host(0), ") did not run for ", std::lround(stood_still_s_),
+                      " s (stopped, or its host was): the other ranks took it for lost and have ended; start "
+                      "again with --resume auto");
   const std::string text =
       reason.rank > 0 ? cat("rank ", reason.rank, " (", host(reason.rank), "): ", reason.text) : reason.text;
   print_error(text);

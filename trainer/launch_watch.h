@@ -83,6 +83,7 @@ class Watch {
   bool request_taken_ = false;  // the main thread's error was passed on
   Clock::time_point give_up_at_{};
   Clock::time_point last_beat_{};
+  double stood_still_s_ = 0;  // this whole process, just before now: long enough for the others to miss it
 
   // Shared with the main thread, under mutex_.
   std::mutex mutex_;

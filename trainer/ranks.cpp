@@ -2,6 +2,7 @@
 #include "trainer/ranks.h"
 
 #include <algorithm>
+#include <sstream>
 
 namespace kinoe {
 
@@ -39,6 +40,20 @@ std::string compare_ranks(Team& team, const Device& device, const RunConfig& con
                               cat(file.bytes, " bytes, ", file.fingerprint));
   compare_ranks(team.control(), team.place(), facts);
   return rank_table(team.control(), team.place(), facts);
+}
+
+std::vector<std::string> host_warnings(Team& team, bool gpus) {
+  std::vector<std::string> all;
+  if (team.ranks() == 1) return all;
+  std::string mine;
+  for (const std::string& sentence : launch_warnings(team.place(), gpus))
+    mine += cat(team.place().host, ": ", sentence, "\n");
+  for (const std::string& theirs : team.control().exchange("warnings", mine)) {
+    std::istringstream lines(theirs);
+    for (std::string line; std::getline(lines, line);)
+      if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(line);
+  }
+  return all;
 }
 
 int count_hosts(Team& team) {

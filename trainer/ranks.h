@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dataloader/data_state.h"
 #include "kernels/common/device.h"
@@ -24,6 +25,10 @@ std::unique_ptr<Device> open_device(const RunConfig& config, const Place& place)
 /// `start`: the checkpoint that this rank found to go on from.
 std::string compare_ranks(Team& team, const Device& device, const RunConfig& config, const DataState& data,
                           const std::string& start);
+
+/// What is likely to go wrong later for want of a resource of any rank's host (launch_warnings), each sentence once a host.
+/// The same on all ranks; nothing for a single process.
+std::vector<std::string> host_warnings(Team& team, bool gpus);
 
 /// On how many machines the ranks are.
 int count_hosts(Team& team);
