@@ -23,7 +23,6 @@
 #include "dataloader/dataset.h"
 #include "dataloader/loader.h"
 #include "dataloader/mapped_file.h"
-#include "dataloader/stories.h"
 #include "dataloader/tokenizer.h"
 #include "trainer/backward.h"
 #include "trainer/batch_plan.h"
@@ -32,7 +31,6 @@
 #include "trainer/config.h"
 #include "trainer/feed.h"
 #include "trainer/files.h"
-#include "trainer/flops.h"
 #include "trainer/forward.h"
 #include "trainer/gemm_choices.h"
 #include "trainer/inference.h"
@@ -41,16 +39,18 @@
 #include "trainer/model.h"
 #include "trainer/model_config.h"
 #include "trainer/monitor.h"
-#include "trainer/monitor_device.h"
 #include "trainer/optimizer.h"
 #include "trainer/ranks.h"
 #include "trainer/resume.h"
+#include "trainer/run_directory.h"
 #include "trainer/run_memory.h"
+#include "trainer/run_reports.h"
 #include "trainer/run_setup.h"
 #include "trainer/sample.h"
 #include "trainer/saving.h"
 #include "trainer/schedule.h"
 #include "trainer/sharding.h"
+#include "trainer/step_limit.h"
 #include "trainer/tables.h"
 
 namespace kinoe {
@@ -230,63 +230,22 @@ class Training {
   int64_t sent_ = 0;  // bytes, by all steps so far
 };
 
-void complete_speed(StepRecord& record, const TokenFlops& flops, const std::optional<Peak>& peak) {
-  record.tflops_per_gpu = record.tokens_per_s_per_gpu * flops.causal / 1e12;
-  if (peak) {
-    record.mfu = record.tokens_per_s_per_gpu * flops.causal / peak->flops;
-    record.mfu_full = record.tokens_per_s_per_gpu * flops.full / peak->flops;
-  }
-}
-
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Sentences for the user; of ranks that all have the same to say, the first says it.
-void print_notes(const Team& team, const std::vector<std::string>& notes) {
-  if (!team.first()) return;
-  for (const std::string& note : notes) std::fprintf(stderr, "train_gpt: %s\n", note.c_str());
+/// What this rank found, as ranks compare it: each looks for itself. A file system that shows a rank the checkpoints of a while
+/// ago would have it go on from another one; a directory of the same name may hold another model.
+Facts found(const RunSetup& setup) {
+  const std::string checkpoint =
+      setup.from.checkpoint ? cat("step ", setup.state.step, ", hash ", setup.state.weights_hash) : "none";
+  const std::string model = model_config_to_json(setup.model, "float32");
+  return {{"checkpoint", checkpoint}, {"hash of config.json", cat(checksum(model.data(), model.size()))}};
 }
-
-/// The run directory with what produced the run in it. `from`: the step after which it goes on, 0 for a new run.
-void record_run(Files& files, const RunConfig& config, const Device& device, int ranks, int64_t from,
-                int argc, char** argv) {
-  in_class(ExitCode::usage, [&] {
-    write_file_durably(files, join_path(config.out, "config.toml"), to_toml(without_start_options(config)));
-    RunRecord record = make_run_record(argc, argv);
-    const DeviceInfo info = device.info();
-    record.device = ranks == 1 ? info.name : cat(info.name, " x ", ranks);
-    record.driver = info.driver;
-    if (const std::optional<GpuHealth> health = device.health()) record.gpu = health_facts(*health);
-    record.config = settings_of(config);
-    write_file_durably(files,
-                       join_path(config.out, from == 0 ? "run.json" : cat("run_from_step_", from, ".json")),
-                       to_json(record));
-  });
-}
-
-/// Which checkpoint this rank goes on from, as ranks compare it: each looks for itself.
-std::string found(const RunSetup& setup) {
-  if (!setup.from.checkpoint) return "none";
-  return cat("step ", setup.state.step, ", hash ", setup.state.weights_hash);
-}
-
-/// Rank 0 makes the run directory, or takes it over, and holds it; the others hear where it is.
-std::unique_ptr<RunLock> take_run_directory(Files& files, Team& team, const CommandLine& command,
-                                            RunSetup& setup, const Device& device, uint64_t needed_bytes,
-                                            int argc, char** argv) {
-  std::unique_ptr<RunLock> lock;
-  RunConfig& config = setup.config;
-  if (team.first()) {
-    config.out = prepare_run_directory(
-        files, {.path = config.out, .resume = command.run.resume != "never", .needed_bytes = needed_bytes});
-    lock = std::make_unique<RunLock>(config.out);
-    print_notes(team, claim_run(files, config.out, setup.from));
-    record_run(files, config, device, team.ranks(), setup.state.step, argc, argv);
-    remove_unfinished_checkpoints(files, config.out);
-  }
-  config.out = team.control().from_first("run directory", config.out);
-  return lock;
+std::vector<const DataState*> states_of(const RunSetup& setup) {
+  std::vector<const DataState*> states = {&setup.state.data};
+  if (setup.data.validation) states.push_back(&setup.data.validation->state());
+  return states;
 }
 
 /// Masters and moments of the last step done: of the checkpoint the run goes on from, of given weights (`initial`), or random.
@@ -319,26 +278,6 @@ void load_start(const Context& ctx, const RunSetup& setup, const Model& model, c
          setup.state.step, " (their hash differs)");
 }
 
-/// Of rank 0; the other ranks have a monitor that counts and says nothing.
-Monitor::Options monitor_options(const Team& team, const RunSetup& setup, std::FILE* quiet) {
-  Monitor::Options options;
-  options.format = parse_log_format(setup.config.log_format).value();
-  options.total_steps = setup.config.steps.value();
-  options.first_step = setup.state.step + 1;
-  options.skipped = setup.state.skipped;
-  options.nan = setup.state.nan;
-  if (!team.first()) {
-    options.out = options.warnings = fileno(quiet);
-    options.bar = Monitor::kNoBar;
-    return options;
-  }
-  options.metrics_path = join_path(setup.config.out, "metrics.jsonl");
-  if (const int64_t cut = cut_metrics(options.metrics_path, setup.state.step); cut > 0)
-    print_notes(team, {cat("records of steps after ", setup.state.step, " are cut off metrics.jsonl: ", cut,
-                           "; those steps are run again")});
-  return options;
-}
-
 /// The state that a checkpoint of step `at` records.
 TrainingState state_at(const TrainingState& start, const StepRecord& at) {
   TrainingState state = start;
@@ -350,43 +289,6 @@ TrainingState state_at(const TrainingState& start, const StepRecord& at) {
   state.weights_hash = at.weights_hash;
   return state;
 }
-
-void draw_loss(const RunSetup& setup, const std::string& metrics, const std::string& picture) {
-  LossCurveStyle style;
-  style.title = cat(setup.config.model, ", ", grouped(setup.config.total_tokens()), " tokens");
-  if (setup.byte_tokens) style.y_label = "loss (nats per byte)";
-  if (on_stories(setup.config)) {
-    style.reference = entropy_per_byte();
-    char label[64];
-    std::snprintf(label, sizeof(label), "entropy of the stories %.3f", entropy_per_byte());
-    style.reference_label = label;
-  }
-  write_loss_curve(picture, read_loss_history(metrics), style);
-}
-
-/// How long a rank may take for a step before it counts as hung: ten median steps, at least --hang-timeout.
-class StepLimit {
- public:
-  explicit StepLimit(const RunConfig& config) : least_(static_cast<double>(config.hang_timeout)) {}
-  void took(double ms) {
-    ms_.push_back(ms);
-    if (ms_.size() > 31) ms_.pop_front();
-  }
-  [[nodiscard]] double seconds() const {
-    if (ms_.size() < 3) return std::max(least_, kUnknown);  // the first steps measure matrix products
-    std::vector<double> sorted(ms_.begin(), ms_.end());
-    std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2),
-                     sorted.end());
-    return std::max(least_, sorted[sorted.size() / 2] / 1e3 * 10);
-  }
-  static constexpr double kUnknown = 600;  // also of what is no step: set-up, evaluation
-  /// A save may wait for the one before it, on a disk that many share: 50 MB/s.
-  static double of_save(uint64_t bytes) { return kUnknown + static_cast<double>(bytes) / 50e6; }
-
- private:
-  double least_;
-  std::deque<double> ms_;
-};
 
 int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Files> files = posix_files();
@@ -403,7 +305,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
 
   const std::unique_ptr<Device> device = open_device(config, team.place());
   Context ctx = device->context();
-  std::fputs(compare_ranks(team, *device, config, state.data, found(setup)).c_str(), tables);
+  std::fputs(compare_ranks(team, *device, config, states_of(setup), found(setup)).c_str(), tables);
   std::vector<std::string> warnings = setup.warnings;
   for (const std::string& warning : host_warnings(team, ctx.backend == Backend::cuda))
     warnings.push_back(warning);
@@ -434,15 +336,18 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
                                               save_bytes, team.place().ranks_here);
   if (config.dry_run) return 0;
 
+  const uint64_t checkpoint_bytes =
+      plan_checkpoint(model.table, model.dtype, planned_parameters.m.dtype, 0).bytes();
+  const double files_limit_s = StepLimit::of_files(checkpoint_bytes);
   std::vector<float> initial;  // read before anything is written: it may not fit
-  if (!setup.source.empty()) initial = read_initial_weights(*files, setup, model.table);
-  const uint64_t save_size =
-      saves
-          ? plan_checkpoint(model.table, model.dtype, planned_parameters.m.dtype, 0).bytes() + kSmallFileBytes
-          : 0;
-  const double save_limit_s = StepLimit::of_save(save_size);
+  if (!setup.source.empty()) {
+    team.at("reading the weights to start from", files_limit_s);
+    initial = read_initial_weights(*files, setup, model.table);
+    compare_weights(team.control(), team.place(), setup.source, initial);
+  }
   const std::unique_ptr<RunLock> lock =
-      take_run_directory(*files, team, command, setup, *device, save_size, argc, argv);
+      take_run_directory(*files, team, setup, *device, command.run.resume != "never",
+                         saves ? checkpoint_bytes + kSmallFileBytes : 0, argc, argv);
 
   GemmRecord gemms(*files, *device, config.out,
                    setup.from.checkpoint ? setup.from.checkpoint->directory() : "");
@@ -452,7 +357,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Graphs> graphs = Graphs::on(ctx);
   ctx.graphs = graphs.get();
   upload_constants(ctx, model);
-  team.at("loading weights", StepLimit::kUnknown);
+  team.at("loading weights", files_limit_s);
   Training training(config, ctx, model, run_memory, layout, *collectives, setup.data, state);
   load_start(ctx, setup, model, layout, team, training, run_memory.parameters, initial);
   std::vector<float>().swap(initial);
@@ -460,32 +365,15 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   std::optional<Feed> eval_feed;
   if (with_eval) eval_feed.emplace(ctx, *setup.data.validation, config.micro_batch.value());
 
-  const Monitor::Options options = monitor_options(team, setup, quiet.get());
-  Monitor monitor(options);
+  Reports reports(team, setup, *device, model.dtype, memory_plan.total);
   Saving saving(*files, ctx, model, config, run_memory.parameters, layout, team.saving(), save_bytes,
-                setup.tokenizers, team.first() ? &monitor : nullptr);
-  DeviceWatch watch(*device, memory_plan.total);
-  const TokenFlops flops = training_flops(setup.model, config.seq_len.value());
-  const std::optional<Peak> peak = peak_flops(device->info().name, model.dtype);
-  StepLimit limit(config);
+                setup.tokenizers, reports.monitor());
+  StepLimit limit(static_cast<double>(config.hang_timeout));
 
   const auto report = [&](const PendingStep& pending) {
-    StepRecord record = training.finish(pending);
+    const StepRecord record = training.finish(pending);
     limit.took(record.step_ms);
-    complete_speed(record, flops, peak);
-    watch.look(now_seconds());
-    record.mem_bytes = static_cast<int64_t>(watch.memory().bytes);
-    record.mem_peak_bytes = static_cast<int64_t>(watch.memory().peak_bytes);
-    record = monitor.record(record);
-    if (!record.applied && record.nan > state.nan) {
-      monitor.finish();
-      fail(ExitCode::diverged, "step ", record.step, ": loss ", record.loss, ", gradient norm ",
-           record.grad_norm,
-           ": not finite, so the update was not applied and the run ends; try a lower --lr or a longer "
-           "warm-up; checkpoints are in ",
-           join_path(config.out, "checkpoints"));
-    }
-    return record;
+    return reports.step(record);
   };
   const auto evaluate = [&](const StepRecord& at, int64_t batches) {
     team.at(cat("evaluation after step ", at.step), StepLimit::kUnknown);
@@ -495,12 +383,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
                                                *setup.data.validation, batches, *collectives);
     ended.record(ctx);
     ended.wait();
-    monitor.record(EvalRecord{.step = at.step,
-                              .samples = at.samples,
-                              .tokens = at.tokens,
-                              .val_loss = result.loss,
-                              .val_tokens = result.target_tokens,
-                              .eval_ms = ended.ms_since(began)});
+    reports.evaluation(at, result, ended.ms_since(began));
     return result;
   };
 
@@ -522,32 +405,23 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
       pending.pop_front();
     }
     if (due(*config.eval_every, step) && step < steps) evaluate(last, config.eval_batches);
+    if (due(*config.sample_every, step)) team.at(cat("sample after step ", step), StepLimit::kUnknown);
     if (due(*config.sample_every, step) && team.first())
-      monitor.note("sample: " + sample_text(device->context(), model, training.hooks(), run_memory.sampling,
-                                            config.seq_len.value(), static_cast<uint64_t>(step),
-                                            on_stories(config)));
+      reports.sample(sample_text(device->context(), model, training.hooks(), run_memory.sampling,
+                                 config.seq_len.value(), static_cast<uint64_t>(step), on_stories(config)));
     // After the step's evaluation, whose record then is on the disk as well; before the last one, which may take long.
     if (saves && (due(*config.save_every, step) || step == stop)) {
-      team.at(cat("saving step ", step), save_limit_s);
+      team.at(cat("saving step ", step), files_limit_s);
       saving.begin(state_at(state, last));
     }
-    if (step == steps && with_eval) {
-      const EvalResult result = evaluate(last, on_stories(config) ? 0 : config.eval_batches);
-      monitor.finish();
-      if (on_stories(config)) {
-        std::fprintf(tables, "validation loss %.4f  entropy %.4f  nats/byte\n", result.loss,
-                     entropy_per_byte());
-      } else {
-        std::fprintf(tables, "validation loss %.4f nats per token\n", result.loss);
-      }
-    }
+    if (step == steps && with_eval)
+      reports.last_evaluation(tables, evaluate(last, on_stories(config) ? 0 : config.eval_batches));
     saving.report();
   }
-  team.at("writing the last checkpoint", save_limit_s);
+  team.at("writing the last checkpoint", files_limit_s);
   if (team.first()) gemms.save();
   saving.finish();
-  for (const std::string& finding : watch.findings()) monitor.note(finding);
-  monitor.finish();
+  reports.finish();
   const auto checkpoint_at = [&](int64_t step) {
     return saves ? "checkpoint " + checkpoint_path(config.out, step) : std::string("no checkpoint, as asked");
   };
@@ -557,10 +431,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
                  static_cast<long long>(steps), checkpoint_at(done).c_str());
     return static_cast<int>(ExitCode::stopped);
   }
-  if (!team.first()) return 0;
-  const std::string picture = join_path(config.out, "loss.svg");
-  draw_loss(setup, options.metrics_path, picture);
-  std::fprintf(tables, "%s\nloss curve %s\n", checkpoint_at(steps).c_str(), picture.c_str());
+  std::fprintf(tables, "%s\nloss curve %s\n", checkpoint_at(steps).c_str(), reports.draw_loss().c_str());
   return 0;
 }
 

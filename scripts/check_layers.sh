@@ -9,7 +9,7 @@
 # test/ and dev/ include anything and are included by nothing.
 set -u
 
-leaves="config model_config schedule batch_plan collectives channel launch files monitor layer_hooks"
+leaves="config model_config schedule batch_plan step_limit collectives channel launch files monitor layer_hooks"
 declare -A may=(
   [common]=""
   [op]="common"  # another operation is out of bounds
@@ -39,6 +39,8 @@ declare -A may=(
   [run_setup]="common op model_config parameters config files checkpoint resume import inference tables model optimizer layer_hooks dataloader data_state"
   [ranks]="common collectives channel launch config gemm_choices data_state"
   [run_memory]="common op model_config parameters model optimizer sharding run_setup config tables sample dataloader"
+  [run_directory]="common config files checkpoint monitor channel launch run_setup run_reports"
+  [run_reports]="common model_config config flops eval monitor channel launch run_setup tables dataloader"
   [import]="common model_config parameters files safetensors"
   [checkpoint]="common op model_config parameters files safetensors channel data_state"
 )

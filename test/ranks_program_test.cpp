@@ -94,6 +94,37 @@ TEST_F(RanksProgramTest, Row41WhatAnotherNumberOfRanksMeansIsSaid) {
   EXPECT_EQ(state("run", "step_00000008")["changes"][0]["name"], "micro-batch");
 }
 
+TEST_F(RanksProgramTest, Row10And25OtherContentsUnderTheSameNameOnAnotherHost) {
+  const std::string model = read("wide.json");
+  for (const char* host : {"host0", "host1"}) {
+    fs::create_directories(fs::path(directory) / host);
+    for (const char* file : {"a.bin", "held_out.bin", "wide.json"})
+      fs::copy_file(fs::path(directory) / file, fs::path(directory) / host / file);
+  }
+  const auto run_on_hosts = [&] {
+    std::vector<std::string> command = {"sh", "-c", "cd host$OMPI_COMM_WORLD_RANK && exec \"$0\" \"$@\"",
+                                        std::getenv("KINOE_BINARY")};
+    const std::vector<std::string> arguments = twenty("../run", {"--val-data", "held_out.bin"});
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return run_shell("cd " + kinoe::quoted(directory) + " && " + mpi_command(2, command, {}, 120));
+  };
+  std::vector<uint16_t> other(11 * 8 + 1, 7);
+  write_shard("host1/held_out.bin", other, 20240520, 1);
+  const Outcome data = run_on_hosts();
+  EXPECT_EQ(data.code, 3) << data.output;
+  EXPECT_NE(data.output.find("the ranks do not see the same data: held_out.bin"), std::string::npos)
+      << data.output;
+  fs::copy_file(fs::path(directory) / "held_out.bin", fs::path(directory) / "host1/held_out.bin",
+                fs::copy_options::overwrite_existing);
+  std::string wider = model;
+  wider.replace(wider.find("1e-5"), 4, "1e-6");
+  write("host1/wide.json", wider);
+  const Outcome config = run_on_hosts();
+  EXPECT_EQ(config.code, 5) << config.output;
+  EXPECT_NE(config.output.find("hash of config.json"), std::string::npos) << config.output;
+  EXPECT_FALSE(fs::exists(fs::path(directory) / "run"));
+}
+
 TEST_F(RanksProgramTest, Row34AFullDiskOnOneRankIsOneFailedSaveOfAll) {
   // Files of rank 1 cannot grow beyond 16 KiB: its part of the weights lies behind that.
   const auto limited = [&](const std::vector<std::string>& arguments) {

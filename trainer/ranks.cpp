@@ -1,6 +1,8 @@
 // Facts of each rank, as the others compare them.
 #include "trainer/ranks.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <sstream>
 
@@ -20,8 +22,8 @@ std::unique_ptr<Device> open_device(const RunConfig& config, const Place& place)
   return Device::gpu(place.local_rank % std::max(1, gpu_count()));
 }
 
-std::string compare_ranks(Team& team, const Device& device, const RunConfig& config, const DataState& data,
-                          const std::string& start) {
+std::string compare_ranks(Team& team, const Device& device, const RunConfig& config,
+                          const std::vector<const DataState*>& data, const Facts& found) {
   if (team.ranks() == 1) return "";
   const DeviceInfo info = device.info();
   RankFacts facts;
@@ -32,12 +34,12 @@ std::string compare_ranks(Team& team, const Device& device, const RunConfig& con
                 {"NCCL", info.pci.empty() ? "" : nccl_version()}};
   for (auto& [name, value] : settings_of(without_start_options(config)))
     if (name != "out") facts.same.emplace_back("--" + name, value);
-  // A file system that shows a rank the checkpoints of a while ago would have it go on from another one.
-  facts.same.emplace_back("checkpoint", start);
-  for (const SourceState& source : data.sources)
-    for (const FileState& file : source.files)
-      facts.data.emplace_back(file.path.empty() ? source.name : file.path,
-                              cat(file.bytes, " bytes, ", file.fingerprint));
+  facts.same.insert(facts.same.end(), found.begin(), found.end());
+  for (const DataState* state : data)
+    for (const SourceState& source : state->sources)
+      for (const FileState& file : source.files)
+        facts.data.emplace_back(file.path.empty() ? source.name : file.path,
+                                cat(file.bytes, " bytes, ", file.fingerprint));
   compare_ranks(team.control(), team.place(), facts);
   return rank_table(team.control(), team.place(), facts);
 }
@@ -54,6 +56,20 @@ std::vector<std::string> host_warnings(Team& team, bool gpus) {
       if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(line);
   }
   return all;
+}
+
+void compare_weights(Channel& ranks, const Place& place, const std::string& source,
+                     const std::vector<float>& weights) {
+  if (ranks.ranks() == 1) return;
+  const uint64_t hash = XXH3_64bits(weights.data(), weights.size() * sizeof(float));
+  const std::vector<std::string> all =
+      ranks.exchange("weights to start from", cat(hash, " rank ", ranks.rank(), " (", place.host, ")"));
+  const auto hash_of = [](const std::string& said) { return said.substr(0, said.find(' ')); };
+  const auto who = [](const std::string& said) { return said.substr(said.find(' ') + 1); };
+  for (const std::string& other : all)
+    if (hash_of(other) != hash_of(all.front()))
+      fail(ExitCode::checkpoint, source, " holds other weights for ", who(other), " than for ",
+           who(all.front()), "; copy the same files to every host, or use a file system that all share");
 }
 
 int count_hosts(Team& team) {

@@ -1,0 +1,27 @@
+// When a step counts as hung.
+#include "trainer/step_limit.h"
+
+#include <gtest/gtest.h>
+
+namespace kinoe {
+namespace {
+
+TEST(StepLimit, IsTenMediansOrWhatTheUserSaid) {
+  StepLimit limit(40);
+  EXPECT_EQ(limit.seconds(), StepLimit::kUnknown);
+  for (const double ms : {9000.0, 5000.0}) limit.took(ms);
+  EXPECT_EQ(limit.seconds(), StepLimit::kUnknown) << "the first steps say little";
+  limit.took(6000);
+  EXPECT_EQ(limit.seconds(), 60);
+  for (int i = 0; i < 100; ++i) limit.took(1000);
+  EXPECT_EQ(limit.seconds(), 40) << "no less than --hang-timeout";
+  for (int i = 0; i < 15; ++i) limit.took(20000);
+  EXPECT_EQ(limit.seconds(), 40) << "the median of the last 31, not the mean";
+  limit.took(20000);
+  EXPECT_EQ(limit.seconds(), 200);
+  EXPECT_EQ(StepLimit(3600).seconds(), 3600);
+  EXPECT_EQ(StepLimit::of_files(50'000'000'000), StepLimit::kUnknown + 1000);
+}
+
+}  // namespace
+}  // namespace kinoe
