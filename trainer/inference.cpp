@@ -181,9 +181,8 @@ int eval(EvalConfig config) {
   OneRankWeights weights(loaded.model->table, loaded.parameters.weights.whole);
   NoGradients gradients;
   Feed feed(ctx, dataset, rows);
-  const EvalResult result =
-      evaluate_dataset(ctx, *loaded.model, acts, {weights, gradients}, feed, dataset, config.eval_batches,
-                       *collectives_self());
+  const EvalResult result = evaluate_dataset(ctx, *loaded.model, acts, {weights, gradients}, feed, dataset,
+                                             config.eval_batches, *collectives_self());
   std::printf("%s: validation loss %.6f nats per token over %s tokens (perplexity %.3f)\n",
               loaded.directory.c_str(), result.loss, grouped(result.target_tokens).c_str(),
               std::exp(result.loss));

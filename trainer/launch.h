@@ -97,9 +97,9 @@ class Team {
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 struct RankFacts {
-  std::string pci;   // PCI bus id of the GPU; "" on the CPU
-  Facts same;        // must be the same on all ranks: binary, GPU, driver, each setting that matters
-  Facts data;        // name of each data source and a hash of it
+  std::string pci;  // PCI bus id of the GPU; "" on the CPU
+  Facts same;       // must be the same on all ranks: binary, GPU, driver, each setting that matters
+  Facts data;       // name of each data source and a hash of it
 };
 
 /// Call after join and before anything large. Throws Error(rank_lost) when two ranks have one GPU (host and pci), naming
