@@ -62,7 +62,7 @@ exit $code
     std::vector<std::string> all = {
         "--device",         "cpu",      "--data",        "text.bin", "--out",          out,
         "--model",          "m.json",   "--seq-len",     "32",       "--steps",        "9",
-        "--global-batch",   "20",       "--micro-batch", "1",        "--warmup-steps", "2",
+        "--global-batch",   "13",       "--micro-batch", "1",        "--warmup-steps", "2",
         "--determinism",    "topology", "--save-every",  "3",        "--sample-every", "0",
         "--launch-timeout", "30"};
     for (size_t i = 0; i < more.size(); i += 2) {
@@ -98,7 +98,7 @@ exit $code
     return *run_;
   }
   /// Runs to the end and expects this code of the script and of every rank that got as far as the program.
-  void expect_ranks(int code, int ranks, const std::vector<std::string>& arguments, double seconds = 60) {
+  void expect_ranks(int code, int ranks, const std::vector<std::string>& arguments, double seconds = 180) {
     start_ranks(ranks, arguments);
     ASSERT_EQ(run_->wait(seconds), code) << run_->said();
     for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(code_of(rank), code) << "rank " << rank << said();
@@ -149,7 +149,7 @@ exit $code
   }
   /// Until `met` is true, and false when it is not in time.
   template <class Met>
-  [[nodiscard]] static bool wait_until(const Met& met, double seconds = 30) {
+  [[nodiscard]] static bool wait_until(const Met& met, double seconds = 90) {
     for (const Clock::time_point deadline = in_seconds(seconds); !met();) {
       if (seconds_until(deadline) <= 0) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(200));

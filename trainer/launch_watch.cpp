@@ -212,7 +212,7 @@ void Watch::run() {
       last = Clock::now();
       tick(elapsed);
     }
-    if (reason_ && seconds_until(decide_at_) <= 0) decide();
+    if (reason_ && (seconds_until(decide_at_) <= 0 || all_have_spoken())) decide();
   }
   const std::lock_guard lock(mutex_);
   done_ = true;
@@ -303,6 +303,12 @@ void Watch::consider(const Reason& reason, double delay_s) {
   if (!better) return;
   reason_ = reason;
   decide_at_ = in_seconds(delay_s);
+}
+
+/// Every rank has an error of its own: no better reason can come.
+bool Watch::all_have_spoken() const {
+  return rank_ == 0 && request_taken_ &&
+         std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.leaving; });
 }
 
 void Watch::look_at_requests() {

@@ -61,6 +61,7 @@ class Watch {
   void begin_operation();
   void hear(Peer& peer);
   void consider(const Reason& reason, double delay_s);
+  [[nodiscard]] bool all_have_spoken() const;
   void look_at_requests();
   void decide();
   void first_is_lost();
