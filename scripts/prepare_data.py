@@ -6,8 +6,8 @@
 
 A FILE is JSONL (.jsonl .ndjson, also .gz or .zst; the text is under --text-key), Parquet (.parquet, column --text-key), or
 text: one document, or several with --document-separator. DIR receives train_NNNNNN.bin, val_NNNNNN.bin, tokenizer.json
-and manifest.json (dev/FORMATS.md). Ids are uint16 where the vocabulary allows, else uint32; an end-of-text token
-follows every document. A document is in the validation part if a hash of its text says so: equal texts are in one part.
+(with tokenizer_config.json where it was made here) and manifest.json (dev/FORMATS.md). Ids are uint16 where the
+vocabulary allows, else uint32; an end-of-text token follows every document. A document is in the validation part if a hash of its text says so: equal texts are in one part.
 
 The output depends on the input and the options, never on the number of workers. Killed at any moment, the same
 command goes on from the last recorded point (DIR/progress.json) and ends with the same bytes. A trained tokenizer is as repeatable as
@@ -275,6 +275,10 @@ def train_tokenizer(paths, options, path):
         vocab_size=options["train_tokenizer"], special_tokens=[END_OF_TEXT[0]], show_progress=False,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(texts(), trainer)
+    # Without this file transformers takes the tokenizer class of the model's family, which adds tokens beyond the vocabulary.
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END_OF_TEXT[0], "eos_token": END_OF_TEXT[0],
+              "clean_up_tokenization_spaces": False}
+    replace_durably(os.path.join(os.path.dirname(path), "tokenizer_config.json"), (json.dumps(config, indent=1) + "\n").encode())
     replace_durably(path, tokenizer.to_str(pretty=True).encode())
 
 
