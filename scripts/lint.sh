@@ -52,7 +52,7 @@ layers() { scripts/check_layers.sh --self-test && scripts/check_layers.sh; }
 
 shell_syntax() {
   local file code=0
-  for file in scripts/*.sh .ci/run $(find test dev -name '*.sh' 2>/dev/null); do
+  for file in scripts/*.sh scripts/*.sbatch .ci/run $(find test dev -name '*.sh' 2>/dev/null); do
     bash -n "$file" || code=1
     [ -x "$file" ] || { echo "$file is not executable"; code=1; }
   done

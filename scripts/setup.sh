@@ -4,6 +4,7 @@
 #   scripts/setup.sh           to build and test
 #   scripts/setup.sh --lint    also clang-format and clang-tidy, for `make lint`
 #   scripts/setup.sh --fuzz    also clang with libFuzzer, for `make fuzz`
+#   scripts/setup.sh --slurm   also Slurm's daemons, for test/slurm_test.sh
 #   MPI=0 in the environment   Open MPI is not wanted
 #
 # What is missing is found by compiling (scripts/probe.sh), so libraries installed by hand count. Packages come from
@@ -14,12 +15,13 @@ cd "$(dirname "$0")/.." || exit 2
 # shellcheck source=scripts/probe.sh
 . scripts/probe.sh
 
-lint="" fuzz=""
+lint="" fuzz="" slurm=""
 for argument in "$@"; do
   case $argument in
     --lint) lint=1 ;;
     --fuzz) fuzz=1 ;;
-    *) sed -n '2,11s/^# \{0,1\}//p' scripts/setup.sh; exit 2 ;;
+    --slurm) slurm=1 ;;
+    *) sed -n '2,12s/^# \{0,1\}//p' scripts/setup.sh; exit 2 ;;
   esac
 done
 
@@ -34,7 +36,9 @@ package_of() {
     # The formatting is that of clang-format 14; newer ones differ (see scripts/lint.sh).
     clang-format) apt-cache policy clang-format-14 2>/dev/null | grep -q '^  Candidate: [^(]' && echo clang-format-14 || echo clang-format ;;
     clang) echo clang libclang-rt-dev ;;
-    make | clang-tidy) echo "$1" ;;
+    make | clang-tidy | slurmctld | slurmd) echo "$1" ;;
+    munged) echo munge ;;
+    sbatch) echo slurm-client ;;
   esac
 }
 
@@ -45,7 +49,7 @@ look() {
   run_probes $all_probes
   missing="" wanted=""
   for name in $required gtest; do found "$name" || missing="$missing $name"; done
-  for name in make ${lint:+clang-format clang-tidy}; do
+  for name in make ${lint:+clang-format clang-tidy} ${slurm:+slurmctld slurmd munged sbatch}; do
     command -v "$name" >/dev/null || command -v "$name-14" >/dev/null || missing="$missing $name"
   done
   [ -z "$fuzz" ] || can_fuzz || missing="$missing clang"
