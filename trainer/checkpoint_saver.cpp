@@ -316,9 +316,8 @@ void CheckpointSaver::clean_up(const Job& job, SaveResult& result) {
     }
     const std::string left = checkpoint_path(options_.run_directory, job.plan.step) + ".tmp";
     if (files_.kind(left) != Files::Kind::absent) remove_tree(files_, left);
-  } catch (
-      const Error&
-          error) {  // what is left of one that failed is removed after the next save, or at the next start
+  } catch (const Error& error) {
+    // What is left of one that failed is removed after the next save, or at the next start.
     if (result.error.empty()) result.warning = cat("an older checkpoint was not removed: ", error.what());
   }
 }

@@ -139,8 +139,8 @@ void Sharding::reduce(int bucket) {
 void Sharding::finish_gradients() {
   CHECK(micro_batch_ == mine_, "a step of ", mine_, " micro-batches ended after ", micro_batch_);
   if (!alone()) {
-    if (mine_ ==
-        0) {  // nothing to add, but the others wait for it: in the order in which backward() ends buckets
+    if (mine_ == 0) {
+      // Nothing to add, but the others wait for it: in the order in which backward() ends buckets.
       fill_zero(ctx_, gradients_.whole.data, gradients_.whole.bytes());
       for (int b = table_.head_bucket(); b >= 0; --b) reduce(b);
     }

@@ -26,11 +26,11 @@ enum class GradientSum : uint8_t { floating, fixed_point };
 
 struct GradientMemory {
   Tensor whole;  // [layout.whole_size()] sums over micro-batches: fp32 (fp64), or int64 in fixed point
-  Tensor
-      slot;  // fixed point only: fp32 (fp64), one micro-batch's gradient of a bucket, with room for the embedding's beside it
+  /// Fixed point only: fp32 (fp64), one micro-batch's gradient of a bucket, with room for the embedding's beside it.
+  Tensor slot;
   Tensor sums;  // fixed point only: [layout.size()] int64, the sum over ranks of what this rank holds
-  Tensor
-      shard;  // [layout.size()] fp32 (fp64): what the optimizer reads; `whole` itself where nothing differs
+  /// [layout.size()] fp32 (fp64): what the optimizer reads; `whole` itself where nothing differs.
+  Tensor shard;
 };
 
 /// `accumulator`: fp32, or fp64.
@@ -117,8 +117,8 @@ class Sharding {
   StepSums step_;
   Weights weight_hooks_{*this};
   Gradients gradient_hooks_{*this};
-  std::vector<std::vector<Run>>
-      runs_;  // by bucket: elements of parameters, relative to the bucket, without the gaps
+  /// By bucket: elements of parameters, relative to the bucket, without the gaps.
+  std::vector<std::vector<Run>> runs_;
 
   std::vector<Collectives::Mark> published_;  // by bucket: when its weights are there; kNow: they are
   std::array<Waits, 2> waits_;                // of the last two steps
