@@ -1,5 +1,6 @@
 // Teams of several processes: that they find each other, and that they end together, saying why.
 #include "test/launch_program.h"
+#include "test/mpi_program.h"
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -338,6 +339,7 @@ class LaunchMpi : public LaunchProgram {
   RankProcess& start_mpi(const std::string& scenario, int ranks, RankProcess::Variables variables = {}) {
     variables["KINOE_BINARY"] = directory_ + "/rank";
     variables["OMP_NUM_THREADS"] = "1";
+    variables["ASAN_OPTIONS"] = sanitizer_of_ranks();
     ranks_.emplace_back(std::vector<std::string>{"/bin/bash", kScript, std::to_string(ranks)}, scenario,
                         variables, directory_ + "/mpi" + std::to_string(ranks_.size()));
     return ranks_.back();

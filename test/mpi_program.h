@@ -8,6 +8,13 @@
 
 namespace kinoe {
 
+/// ASAN_OPTIONS for ranks. Open MPI keeps memory to the end in parts that it unloads before, so that no suppression can name
+/// them. Under the sanitizers everything else is still looked for, and leaks in the tests of one process.
+inline std::string sanitizer_of_ranks() {
+  const char* sanitizer = std::getenv("ASAN_OPTIONS");
+  return std::string(sanitizer != nullptr ? sanitizer : "") + ":detect_leaks=0";
+}
+
 /// The shell command of `ranks` processes of `command` (a program and its arguments) under mpirun, each with
 /// `environment` besides this process's own; ended after `limit_s` seconds, which is exit code 124.
 inline std::string mpi_command(int ranks, const std::vector<std::string>& command,
@@ -23,10 +30,7 @@ inline std::string mpi_command(int ranks, const std::vector<std::string>& comman
       {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},  // needs a right that containers withhold
       {"OMP_NUM_THREADS", "1"},
   };
-  // Open MPI keeps memory to the end in parts that it unloads before, so that no suppression can name them. Under the
-  // sanitizers everything else is still looked for, and leaks in the tests of one process.
-  const char* sanitizer = std::getenv("ASAN_OPTIONS");
-  variables["ASAN_OPTIONS"] = std::string(sanitizer != nullptr ? sanitizer : "") + ":detect_leaks=0";
+  variables["ASAN_OPTIONS"] = sanitizer_of_ranks();
   for (const auto& [name, value] : environment) variables[name] = value;
   for (const auto& [name, value] : variables) text += " " + name + "=" + quoted(value);
   text += " timeout --kill-after=5 " + std::to_string(limit_s) +

@@ -80,7 +80,6 @@ exit $code
     ranks_ = ranks;
     std::vector<std::string> command = {"/bin/bash", kScript, std::to_string(ranks)};
     command.insert(command.end(), arguments.begin(), arguments.end());
-    const char* sanitizer = std::getenv("ASAN_OPTIONS");
     run_.reset();
     run_ = std::make_unique<RankProcess>(
         command, "",
@@ -92,8 +91,7 @@ exit $code
             {"OMP_WAIT_POLICY", "passive"},
             {"OMPI_MCA_mpi_yield_when_idle", "1"},
             {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
-            // As in mpi_command.
-            {"ASAN_OPTIONS", std::string(sanitizer != nullptr ? sanitizer : "") + ":detect_leaks=0"}},
+            {"ASAN_OPTIONS", sanitizer_of_ranks()}},
         path("log"));
     return *run_;
   }
