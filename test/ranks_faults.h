@@ -83,15 +83,14 @@ exit $code
     run_.reset();
     run_ = std::make_unique<RankProcess>(
         command, "",
-        RankProcess::Variables{
-            {"KINOE_DIRECTORY", directory},
-            {"KINOE_PROGRAM", std::getenv("KINOE_BINARY")},
-            {"KINOE_BINARY", path("rank")},
-            {"OMP_NUM_THREADS", "1"},
-            {"OMP_WAIT_POLICY", "passive"},
-            {"OMPI_MCA_mpi_yield_when_idle", "1"},
-            {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
-            {"ASAN_OPTIONS", sanitizer_of_ranks()}},
+        RankProcess::Variables{{"KINOE_DIRECTORY", directory},
+                               {"KINOE_PROGRAM", std::getenv("KINOE_BINARY")},
+                               {"KINOE_BINARY", path("rank")},
+                               {"OMP_NUM_THREADS", "1"},
+                               {"OMP_WAIT_POLICY", "passive"},
+                               {"OMPI_MCA_mpi_yield_when_idle", "1"},
+                               {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
+                               {"ASAN_OPTIONS", sanitizer_of_ranks()}},
         path("log"));
     return *run_;
   }
