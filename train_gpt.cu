@@ -457,7 +457,7 @@ int run(int argc, char** argv, std::unique_ptr<Team>& team) {
   if (!mistake && command.action != Action::train && started_as_another()) return 0;
   // A mistake in the command line is every rank's: together they say it once.
   if (mistake || command.action == Action::train) team = Team::join(launch_options(command.run));
-  if (mistake) throw *mistake;
+  if (mistake) throw Error(*mistake);
   int code = 0;
   switch (command.action) {
     case Action::help: std::printf("%s", command.text.c_str()); break;
