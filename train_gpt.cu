@@ -251,7 +251,7 @@ std::vector<const DataState*> states_of(const RunSetup& setup) {
 /// Masters and moments of the last step done: of the checkpoint the run goes on from, of given weights (`initial`), or random.
 void load_start(const Context& ctx, const RunSetup& setup, const Model& model, const ShardLayout& layout,
                 Team& team, Training& training, const ParameterMemory& memory,
-                const std::vector<float>& initial) {
+                const std::vector<float>& initial, const LoadOptions& loading) {
   const CheckpointReader* checkpoint = setup.from.checkpoint.get();
   training.prepare();
   if (checkpoint == nullptr) {
@@ -263,7 +263,7 @@ void load_start(const Context& ctx, const RunSetup& setup, const Model& model, c
   }
   const double began = now_seconds();
   const std::vector<uint64_t> hash = {
-      load_parameters(ctx, *checkpoint, model.table, layout, memory.masters, memory.m, memory.v)};
+      load_parameters(ctx, *checkpoint, model.table, layout, memory.masters, memory.m, memory.v, loading)};
   training.masters_loaded();
   const double took = now_seconds() - began;
   const uint64_t bytes = plan_checkpoint(model.table, model.dtype, memory.m.dtype, 0).bytes();
@@ -329,11 +329,16 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
       saves ? CheckpointSaver::planned_buffer_bytes(
                   layout.owned(), ctx.backend == Backend::cpu ? planned.used() : 0, team.place().ranks_here)
             : 0;
+  LoadOptions loading;
+  loading.threads = reading_threads(team.place().ranks_here);
+  const size_t load_bytes =
+      setup.from.checkpoint ? load_buffer_bytes(layout, planned_parameters.m.dtype, loading) : 0;
   for (const std::string& warning : warnings)
     if (!warning.empty()) print_notes(team, {"warning: " + warning});
   print_notes(team, setup.notes);
+  // Loading has ended when saving takes its buffers.
   const MemoryPlan memory_plan = check_memory(tables, setup, model, layout, *device, held_before, planned,
-                                              save_bytes, team.place().ranks_here);
+                                              std::max(save_bytes, load_bytes), team.place().ranks_here);
   if (config.dry_run) return 0;
 
   const uint64_t checkpoint_bytes =
@@ -342,7 +347,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   std::vector<float> initial;  // read before anything is written: it may not fit
   if (!setup.source.empty()) {
     team.at("reading the weights to start from", files_limit_s);
-    initial = read_initial_weights(*files, setup, model.table);
+    initial = read_initial_weights(*files, setup, model.table, loading.threads);
     compare_weights(team.control(), team.place(), setup.source, initial);
   }
   const std::unique_ptr<RunLock> lock =
@@ -359,7 +364,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   upload_constants(ctx, model);
   team.at("loading weights", files_limit_s);
   Training training(config, ctx, model, run_memory, layout, *collectives, setup.data, state);
-  load_start(ctx, setup, model, layout, team, training, run_memory.parameters, initial);
+  load_start(ctx, setup, model, layout, team, training, run_memory.parameters, initial, loading);
   std::vector<float>().swap(initial);
   share_gemm_choices(team, *device, [&] { training.rehearse(); });
   std::optional<Feed> eval_feed;

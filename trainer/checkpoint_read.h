@@ -5,12 +5,14 @@
 // numbers themselves, so that every byte has been checked when all ranks have read what they own.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "trainer/checkpoint_state.h"
 #include "trainer/files.h"
+#include "trainer/files_threads.h"
 #include "trainer/model_config.h"
 #include "trainer/parameters.h"
 
@@ -35,18 +37,34 @@ class CheckpointReader {
 
   /// Elements [begin, begin + count) of the flat range of a section as fp32, zeros in the padding. Masters are those of
   /// Section::weights where that is fp32; otherwise the bf16 weights are checked to be their rounding. Finite all,
-  /// and v not negative. Threads share the work. Returns, for masters, the sum of the elements' hashes
-  /// (kernels/adamw.h): over all ranges it is the state's weights_hash.
+  /// and v not negative. Returns, for masters, the sum of the elements' hashes (kernels/adamw.h): over all ranges it is
+  /// the state's weights_hash. Any number of threads may read at once.
   uint64_t read(Section section, const ParameterTable& table, int64_t begin, int64_t count, float* out) const;
 
+  /// What read() is asked for.
+  struct Block {
+    Section section = Section::masters;
+    int64_t begin = 0, count = 0;
+  };
+  static constexpr int64_t kBlockElements = kChunk << 7;  // 8 MiB of fp32
+
+  /// Calls work(thread, i) for each block as share_out() does, and asks the disk ahead for the blocks that come next. What it throws
+  /// is the first damage in the order of the blocks.
+  void share_out_blocks(const ParameterTable& table, const std::vector<Block>& blocks, int threads,
+                        const std::function<void(int, size_t)>& work) const;
+  /// read() of a whole section by `threads` threads. `out` has flat_size() elements.
+  uint64_t read_all(Section section, const ParameterTable& table, int threads, float* out) const;
+
   /// Reads everything once and compares the masters' hash with the state's.
-  void verify() const;
+  void verify(int threads = reading_threads(1), int64_t block_elements = kBlockElements) const;
 
  private:
   struct Piece;  // consecutive chunks of one tensor
   void check_files() const;
-  uint64_t read_piece(Section section, const ParameterTable& table, const Piece& piece) const;
-  void read_checked(const TensorRecord& tensor, int64_t first, int64_t last, std::vector<char>& bytes) const;
+  [[nodiscard]] Section stored(Section section) const;
+  void expect(const ParameterTable& table, const Block& block) const;
+  uint64_t read_piece(Section section, const Piece& piece, std::vector<char>& scratch) const;
+  void read_checked(const TensorRecord& tensor, int64_t first, int64_t last, char* bytes) const;
   [[nodiscard]] const TensorRecord& record(Section section, const Parameter& parameter) const;
   [[noreturn]] void damaged(const TensorRecord& tensor, const std::string& what) const;
 

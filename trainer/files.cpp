@@ -106,6 +106,10 @@ class PosixFile : public File {
     }
   }
 
+  void expect(uint64_t offset, uint64_t bytes) const override {
+    ::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
+  }
+
   void resize(uint64_t bytes) override {
     if (retry([&] { return ::ftruncate(fd_, static_cast<off_t>(bytes)); }) != 0)
       throw FileError(cat("set the size to ", bytes, " bytes"), path(), errno);

@@ -49,6 +49,8 @@ class File {
   virtual void write_at(uint64_t offset, const void* data, size_t bytes) = 0;
   /// Reads all bytes or throws; the end of the file before `bytes` is an error.
   virtual void read_at(uint64_t offset, void* data, size_t bytes) const = 0;
+  /// These bytes will be read soon: the disk may begin. A hint: nothing depends on it.
+  virtual void expect(uint64_t /*offset*/, uint64_t /*bytes*/) const {}
   virtual void resize(uint64_t bytes) = 0;
   [[nodiscard]] virtual uint64_t size() const = 0;
   /// fsync: data and size are on the device when it returns.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <filesystem>
 #include <string_view>
 
@@ -142,6 +143,43 @@ std::vector<LoadBlock> blocks_of(const ShardLayout& layout, int64_t most) {
   return blocks;
 }
 
+/// What threads that load `parts` of masters, m and v need.
+struct LoadBuffers {
+  LoadBuffers(const std::vector<LoadBlock>& parts, DType moments, int most_threads)
+      : narrowed(moments == DType::bf16),
+        threads(static_cast<int>(std::min(static_cast<size_t>(most_threads), 3 * parts.size()))) {
+    for (const LoadBlock& part : parts) elements = std::max(elements, part.range.end - part.range.begin);
+  }
+  /// Of one thread.
+  [[nodiscard]] size_t bytes() const {
+    return static_cast<size_t>(elements) * sizeof(float) * (kSlots + (narrowed ? 1 : 0));
+  }
+  static constexpr size_t kSlots = 2;
+
+  bool narrowed;  // moments that become bf16 are read into memory of their own
+  int threads;
+  int64_t elements = 0;  // of the largest block
+};
+
+/// One thread's memory: while a slot is on its way to the device the other is filled.
+struct LoadThread {
+  struct Slot {
+    Memory memory;
+    Event passed;  // the copy out of it
+  };
+  LoadThread(Backend backend, const LoadBuffers& sizes)
+      : wide(sizes.narrowed ? static_cast<size_t>(sizes.elements) : 0) {
+    for (size_t i = 0; i < LoadBuffers::kSlots; ++i)
+      slots.push_back(
+          {Memory::pinned(backend, static_cast<size_t>(sizes.elements) * sizeof(float)), Event(backend)});
+  }
+  Slot& next() { return slots[used++ % slots.size()]; }
+
+  std::vector<Slot> slots;
+  std::vector<float> wide;
+  size_t used = 0;
+};
+
 }  // namespace
 
 ResumePoint find_resume_point(Files& files, const RunConfig& config) {
@@ -277,36 +315,43 @@ void reconcile_data(const RunConfig& config, TrainingState& state, const DataSta
   state.data = now;
 }
 
+size_t load_buffer_bytes(const ShardLayout& layout, DType moments, const LoadOptions& options) {
+  const LoadBuffers buffers(blocks_of(layout, options.block_elements), moments, options.threads);
+  return static_cast<size_t>(buffers.threads) * buffers.bytes();
+}
+
 uint64_t load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
-                         const ShardLayout& layout, const Tensor& masters, const Tensor& m, const Tensor& v) {
-  constexpr int64_t kBlock = int64_t{1} << 23;
-  const std::vector<LoadBlock> blocks = blocks_of(layout, kBlock);
-  const Memory staging =
-      Memory::pinned(ctx.backend, static_cast<size_t>(std::min(kBlock, table.flat_size())) * sizeof(float));
-  auto* block = static_cast<float*>(staging.data());
-  std::vector<bf16> narrow;
-  const auto load = [&](Section section, const Tensor& to) {
-    uint64_t owned = 0;
-    for (const LoadBlock& at : blocks) {
-      const int64_t count = at.range.end - at.range.begin;
-      const uint64_t hash = checkpoint.read(section, table, at.range.begin, count, block);
-      if (at.owned) owned += hash;
-      const Tensor part = to.slice(at.range.local, count);
-      if (part.dtype == DType::bf16) {
-        narrow.resize(static_cast<size_t>(count));
-        std::transform(block, block + count, narrow.begin(), [](float x) { return to_bf16(x); });
-        upload(ctx, part.data, narrow.data(), part.bytes());
-      } else {
-        upload(ctx, part.data, block, part.bytes());
-      }
-      synchronize(ctx);
-    }
-    return owned;
-  };
-  const uint64_t hash = load(Section::masters, masters);
-  load(Section::m, m);
-  load(Section::v, v);
-  return hash;
+                         const ShardLayout& layout, const Tensor& masters, const Tensor& m, const Tensor& v,
+                         const LoadOptions& options) {
+  const std::vector<LoadBlock> parts = blocks_of(layout, options.block_elements);
+  std::vector<CheckpointReader::Block> blocks;
+  for (const Section section : {Section::masters, Section::m, Section::v})
+    for (const LoadBlock& part : parts)
+      blocks.push_back({section, part.range.begin, part.range.end - part.range.begin});
+  const LoadBuffers sizes(parts, m.dtype, options.threads);
+  std::vector<LoadThread> threads;
+  for (int i = 0; i < sizes.threads; ++i) threads.emplace_back(ctx.backend, sizes);
+
+  std::atomic<uint64_t> owned = 0;
+  checkpoint.share_out_blocks(table, blocks, sizes.threads, [&](int thread, size_t i) {
+    use_device(ctx);
+    const CheckpointReader::Block& block = blocks[i];
+    const LoadBlock& part = parts[i % parts.size()];
+    const Tensor& to = block.section == Section::masters ? masters : block.section == Section::m ? m : v;
+    const Tensor place = to.slice(part.range.local, block.count);
+    LoadThread& mine = threads[static_cast<size_t>(thread)];
+    LoadThread::Slot& slot = mine.next();
+    slot.passed.wait();
+    float* wide = place.dtype == DType::bf16 ? mine.wide.data() : static_cast<float*>(slot.memory.data());
+    const uint64_t hash = checkpoint.read(block.section, table, block.begin, block.count, wide);
+    if (part.owned) owned += hash;
+    if (place.dtype == DType::bf16)
+      std::transform(wide, wide + block.count, static_cast<bf16*>(slot.memory.data()), to_bf16);
+    upload(ctx, place.data, slot.memory.data(), place.bytes());
+    slot.passed.record(ctx);
+  });
+  synchronize(ctx);
+  return owned;
 }
 
 }  // namespace kinoe

@@ -45,10 +45,20 @@ void reconcile_ranks(const RunConfig& config, TrainingState& state, int ranks,
 void reconcile_data(const RunConfig& config, TrainingState& state, const DataState& now,
                     std::vector<std::string>& notes);
 
+struct LoadOptions {
+  int threads = reading_threads(1);
+  int64_t block_elements = CheckpointReader::kBlockElements;  // at most; whole chunks
+};
+
+/// Host memory that load_parameters() takes while it runs: of every thread one block that is filled and one that is on its way.
+size_t load_buffer_bytes(const ShardLayout& layout, DType moments, const LoadOptions& options = {});
+
 /// Masters and moments of a checkpoint into this rank's memory, what `layout` says that it holds, block by block, each checked.
 /// Returns the sum of the hashes of the masters that this rank owns: added over all ranks it is the state's weights_hash, or the
-/// files are not of that step. Weights of another type than the masters' are left to the caller.
+/// files are not of that step. Weights of another type than the masters' are left to the caller. Throws the first damage in the
+/// order masters, m, v and within each of the flat range, whatever the threads did.
 uint64_t load_parameters(const Context& ctx, const CheckpointReader& checkpoint, const ParameterTable& table,
-                         const ShardLayout& layout, const Tensor& masters, const Tensor& m, const Tensor& v);
+                         const ShardLayout& layout, const Tensor& masters, const Tensor& m, const Tensor& v,
+                         const LoadOptions& options = {});
 
 }  // namespace kinoe

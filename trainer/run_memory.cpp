@@ -64,8 +64,8 @@ RunMemory take_run_memory(Arena& arena, Model& model, const RunConfig& config, c
 }
 
 MemoryPlan check_memory(std::FILE* out, const RunSetup& setup, Model& model, const ShardLayout& layout,
-                        const Device& device, size_t held_before, const Arena& planned, size_t save_bytes,
-                        int sharing) {
+                        const Device& device, size_t held_before, const Arena& planned,
+                        size_t checkpoint_bytes, int sharing) {
   const bool with_eval = setup.data.validation.has_value();
   const DeviceInfo info = device.info();
   const auto feed_bytes = [&](const RunConfig& c) {
@@ -75,7 +75,7 @@ MemoryPlan check_memory(std::FILE* out, const RunSetup& setup, Model& model, con
   print_run(out, setup.config, setup.model, info, *setup.data.training,
             with_eval ? &*setup.data.validation : nullptr);
   std::vector<Arena::Group> host = {{"data buffers (host)", feed_bytes(setup.config)}};
-  if (save_bytes > 0) host.push_back({"checkpoint buffers (host)", save_bytes});
+  if (checkpoint_bytes > 0) host.push_back({"checkpoint buffers (host)", checkpoint_bytes});
   MemoryPlan plan = plan_memory(planned, device, held_before, host);
   print_memory(out, plan);
   std::fflush(out);

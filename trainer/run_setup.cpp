@@ -177,7 +177,8 @@ RunSetup set_up_run(Files& files, const CommandLine& command, int ranks) {
   return setup;
 }
 
-std::vector<float> read_initial_weights(Files& files, RunSetup& setup, const ParameterTable& table) {
+std::vector<float> read_initial_weights(Files& files, RunSetup& setup, const ParameterTable& table,
+                                        int threads) {
   std::vector<float> flat(static_cast<size_t>(table.flat_size()));
   read_weights(files, setup.source, table, flat.data());  // lists all that does not fit, whatever wrote it
   const bool continued = setup.config.data_start == "continue";
@@ -186,7 +187,7 @@ std::vector<float> read_initial_weights(Files& files, RunSetup& setup, const Par
   // A checkpoint of this program: the masters, which the weights are rounded from, each number checked.
   const CheckpointReader checkpoint(files, setup.source);
   checkpoint.check_tensors(table);
-  checkpoint.read(Section::masters, table, 0, table.flat_size(), flat.data());
+  checkpoint.read_all(Section::masters, table, threads, flat.data());
   if (continued) continue_data(checkpoint, setup.state);
   return flat;
 }

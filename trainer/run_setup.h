@@ -41,6 +41,7 @@ RunSetup set_up_run(Files& files, const CommandLine& command, int ranks);
 
 /// The weights of setup.source in the flat range, fp32; of a checkpoint of this program its masters. With --data-start continue
 /// setup.state begins where that checkpoint's run had come to.
-std::vector<float> read_initial_weights(Files& files, RunSetup& setup, const ParameterTable& table);
+std::vector<float> read_initial_weights(Files& files, RunSetup& setup, const ParameterTable& table,
+                                        int threads);
 
 }  // namespace kinoe
