@@ -87,7 +87,7 @@ class Training {
         plan_(config.global_batch.value(), config.micro_batch.value(), layout.rank(), layout.ranks()),
         sharding_(ctx, model.table, layout, collectives, memory.parameters.gradients,
                   memory.parameters.weights, {memory.acts.sums, memory.acts.overflow}),
-        optimizer_(model, memory.parameters, optimizer_settings(config), layout, collectives),
+        optimizer_(model, memory.parameters, optimizer_settings(config), layout, sharding_),
         schedule_{schedule_kind(config.schedule), config.lr.value(), config.min_lr_frac,
                   config.warmup_tokens.value(), start.schedule_tokens},
         start_(start),
@@ -294,7 +294,9 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Files> files = posix_files();
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> quiet(std::fopen("/dev/null", "w"), std::fclose);
   CHECK(quiet != nullptr, "/dev/null cannot be opened");
-  team.at("reading the configuration and opening the data", StepLimit::kUnknown);
+  // latest-valid reads whole checkpoints, on a file system that all ranks may share.
+  team.at("reading the configuration and opening the data",
+          command.run.resume == "latest-valid" ? 6 * 3600.0 : StepLimit::kUnknown);
   RunSetup setup = set_up_run(*files, command, team.ranks());
   RunConfig& config = setup.config;
   const TrainingState& state = setup.state;

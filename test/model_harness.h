@@ -31,11 +31,11 @@ class ModelRun {
     take(arena, shape);
     upload_constants(ctx, model);
     fill_zero(ctx, acts.state.data, acts.state.bytes());
-    optimizer = std::make_unique<Optimizer>(model, parameters, optimizer_settings, layout, *collectives);
-    optimizer->prepare(ctx);
-    optimizer->initialize(ctx, 7);
     sharding = std::make_unique<Sharding>(ctx, model.table, layout, *collectives, parameters.gradients,
                                           parameters.weights, StepSums{acts.sums, acts.overflow});
+    optimizer = std::make_unique<Optimizer>(model, parameters, optimizer_settings, layout, *sharding);
+    optimizer->prepare(ctx);
+    optimizer->initialize(ctx, 7);
   }
 
   LayerHooks hooks() { return sharding->hooks(); }

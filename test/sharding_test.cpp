@@ -71,9 +71,9 @@ class Rank {
 
   void train(Outcome& outcome, std::mutex& mutex) {
     const OptimizerSettings settings{.grad_clip = 0.5};
-    Optimizer optimizer(model_, parameters_, settings, layout_, collectives_);
     Sharding sharding(ctx_, model_.table, layout_, collectives_, parameters_.gradients, parameters_.weights,
                       {acts_.sums, acts_.overflow});
+    Optimizer optimizer(model_, parameters_, settings, layout_, sharding);
     optimizer.prepare(ctx_);
     optimizer.initialize(ctx_, 7);
     sharding.publish_weights();
@@ -315,7 +315,7 @@ TEST(Sharding, AGradientBeyondFixedPointStopsTheStepEverywhere) {
       StepState state;
       const Tensor sums(&state, DType::i64, {kStepSums}), overflow(&state.overflow, DType::i64, {1});
       Sharding sharding(ctx, model.table, layout, collectives, p.gradients, p.weights, {sums, overflow});
-      Optimizer(model, p, {}, layout, collectives).prepare(ctx);
+      Optimizer(model, p, {}, layout, sharding).prepare(ctx);
       sharding.begin_step(1, 1, 2);
       sharding.begin_micro_batch();
       for (int b = model.table.head_bucket(); b >= 0; --b) {

@@ -163,10 +163,11 @@ void Watch::begin_operation() {
 }
 
 ExitCode Watch::leave(const Error& error) {
+  // What was said before the error comes before it. Without the lock: a reader that has stopped must not stop the heartbeats.
+  std::fflush(stdout);
   std::unique_lock lock(mutex_);
   if (verdict_) return *verdict_;
-  std::fflush(stdout);  // what was said before the error comes before it
-  if (done_) {          // the others have gone their way
+  if (done_) {  // the others have gone their way
     print_error(error.what());
     return error.code;
   }

@@ -136,9 +136,7 @@ void Optimizer::initialize(const Context& ctx, uint64_t seed) const {
 void Optimizer::gradient_norm(const Context& ctx) const {
   norm_partials(ctx, {memory_.partials, memory_.gradients.shard});
   if (layout_.sharded()) {
-    collectives_.follow(ctx);
-    collectives_.all_gather(memory_.gathered, memory_.partials);
-    collectives_.await(ctx, collectives_.mark());
+    sharding_.gather(memory_.gathered, memory_.partials);
   }
   norm_finish(ctx, {.norm = memory_.raw_norm,
                     .partials = layout_.sharded() ? memory_.gathered : memory_.partials,
@@ -174,9 +172,7 @@ void Optimizer::apply(const Context& ctx, const Activations& acts, double lr, in
               .t = update,
               .rounding_seed = mix64(settings_.seed + static_cast<uint64_t>(update))});
   if (layout_.sharded()) {
-    collectives_.follow(ctx);
-    collectives_.all_reduce(acts.weights_hash);
-    collectives_.await(ctx, collectives_.mark());
+    sharding_.add_up(acts.weights_hash);
   }
 }
 

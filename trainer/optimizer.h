@@ -1,7 +1,6 @@
 // AdamW over the flat range of parameters: memory, gate, clipping, update.
 #pragma once
 
-#include "trainer/collectives.h"
 #include "trainer/model.h"
 #include "trainer/sharding.h"
 
@@ -41,8 +40,8 @@ class Optimizer {
  public:
   /// All references must outlive the object.
   Optimizer(const Model& model, const ParameterMemory& memory, const OptimizerSettings& settings,
-            const ShardLayout& layout, Collectives& collectives)
-      : model_(model), memory_(memory), settings_(settings), layout_(layout), collectives_(collectives) {}
+            const ShardLayout& layout, Sharding& sharding)
+      : model_(model), memory_(memory), settings_(settings), layout_(layout), sharding_(sharding) {}
 
   /// Zero moments and gradients (their padding stays zero for ever), the tables.
   void prepare(const Context& ctx) const;
@@ -69,7 +68,7 @@ class Optimizer {
   const ParameterMemory& memory_;
   OptimizerSettings settings_;
   const ShardLayout& layout_;
-  Collectives& collectives_;
+  Sharding& sharding_;
 };
 
 /// Uploads weights for inference from host memory, rounded to their type.

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "kernels/common/simd.h"
+
 namespace kinoe {
 
 LaunchOptions launch_options(const RunConfig& config) {
@@ -31,6 +33,7 @@ std::string compare_ranks(Team& team, const Device& device, const RunConfig& con
   facts.same = {{"program", program_hash()},
                 {"GPU", info.pci.empty() ? "" : info.name},
                 {"driver", info.driver},
+                {"vector units", info.pci.empty() ? vector_units() : ""},
                 {"NCCL", info.pci.empty() ? "" : nccl_version()}};
   for (auto& [name, value] : settings_of(without_start_options(config)))
     if (name != "out") facts.same.emplace_back("--" + name, value);

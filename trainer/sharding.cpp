@@ -144,11 +144,22 @@ void Sharding::finish_gradients() {
       fill_zero(ctx_, gradients_.whole.data, gradients_.whole.bytes());
       for (int b = table_.head_bucket(); b >= 0; --b) reduce(b);
     }
-    collectives_.follow(ctx_);
-    collectives_.all_reduce(step_.all);
-    await(collectives_.mark());
+    add_up(step_.all);
   }
   if (fixed_point()) fixed_point_to_float(ctx_, {gradients_.shard, gradients_.sums});
+}
+
+void Sharding::add_up(const Tensor& buffer) {
+  if (alone()) return;
+  collectives_.follow(ctx_);
+  collectives_.all_reduce(buffer);
+  await(collectives_.mark());
+}
+
+void Sharding::gather(const Tensor& all, const Tensor& mine) {
+  collectives_.follow(ctx_);
+  collectives_.all_gather(all, mine);
+  await(collectives_.mark());
 }
 
 // ---- Waiting ---------------------------------------------------------------------------------------------------------

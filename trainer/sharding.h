@@ -62,6 +62,9 @@ class Sharding {
   void begin_micro_batch();
   /// After the last micro-batch: gradients.shard and the step's sums are over all ranks in what is queued from here on.
   void finish_gradients();
+  /// A sum over ranks, and parts gathered from them, for which the device waits at once.
+  void add_up(const Tensor& buffer);
+  void gather(const Tensor& all, const Tensor& mine);
   /// Brings the updated weights to all ranks. They are waited for where they are used.
   void publish_weights();
 

@@ -13,4 +13,18 @@
 #else
 #define KINOE_SIMD
 #endif
+
+namespace kinoe {
+
+/// Which of the versions this machine runs: sums of floats have other bits in another.
+inline const char* vector_units() {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(KINOE_NO_SIMD)
+  if (__builtin_cpu_supports("x86-64-v4")) return "x86-64-v4";
+  if (__builtin_cpu_supports("x86-64-v3")) return "x86-64-v3";
+#endif
+  return "baseline";
+}
+
+}  // namespace kinoe
+
 #define KINOE_INLINE inline __attribute__((always_inline))
