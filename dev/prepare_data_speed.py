@@ -5,7 +5,7 @@
 
 "Alone" is encode_batch of the same batches of documents, read beforehand, in the same number of processes: no reading, no hashing, no
 splitting, no ids taken out, nothing written. Both are run three times in turn; times of starting up are in neither.
-Give it 50 MB or more, on a machine that does nothing else.
+Give it 50 MB or more in thousands of documents, on a machine that does nothing else.
 """
 import concurrent.futures
 import multiprocessing
