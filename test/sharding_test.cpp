@@ -178,7 +178,8 @@ Outcome train(const Work& work, const Layout& at) {
   return outcome;
 }
 
-const std::vector<Layout> kLayouts = {{1, 0}, {2, 0}, {2, 1}, {3, 1}, {4, 0}, {5, 1}, {7, 0}, {7, 1}, {8, 1}};
+const std::vector<Layout> kLayouts = {{1, 0}, {2, 0}, {2, 1}, {3, 0}, {3, 1}, {4, 0}, {4, 1},
+                                      {5, 0}, {5, 1}, {7, 0}, {7, 1}, {8, 0}, {8, 1}};
 
 std::map<std::string, ModelConfig> models() {
   // In the small ones a bucket is a chunk, which one rank owns; in the wide one it is several, which do not divide.
