@@ -133,6 +133,7 @@ class Training {
     StepRecord& record = pending.record;
     const int64_t consumed = consumed_before(number);
     const auto nominal_tokens = static_cast<double>(config_.tokens_per_step());
+    const int64_t sent_before = collectives_.traffic().bytes;
     pending.result->began.record(ctx_);
 
     begin_step(ctx_, memory_.acts);
@@ -152,8 +153,7 @@ class Training {
     record.lr = schedule_.at(record.tokens);
     optimizer_.update(ctx_, memory_.acts, record.lr, number, nominal_tokens);
     sharding_.publish_weights();
-    record.comm_bytes = collectives_.traffic().bytes - sent_;
-    sent_ += record.comm_bytes;
+    record.comm_bytes = collectives_.traffic().bytes - sent_before;
 
     download(ctx_, pending.result->state.data(), memory_.acts.state.data, sizeof(StepState));
     pending.result->ended.record(ctx_);
@@ -185,7 +185,6 @@ class Training {
   }
 
   LayerHooks hooks() { return sharding_.hooks(); }
-  [[nodiscard]] const ParameterMemory& parameters() const { return memory_.parameters; }
 
   /// The hash of the masters as they lie in the device's memory: an update that is gated off writes nothing else.
   uint64_t weights_hash() {
@@ -227,7 +226,6 @@ class Training {
   const TrainingState& start_;
   Feed feed_;
   std::array<StepResult, 2> results_;
-  int64_t sent_ = 0;  // bytes, by all steps so far
 };
 
 double now_seconds() {
@@ -315,7 +313,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Collectives> collectives = connect(team, ctx);
   if (const double links = measure_links(ctx, *collectives); links > 0) {
     std::fprintf(tables, "links  %.3g GB/s in and out of each rank\n", links);
-    warnings.push_back(link_warning(links, count_hosts(team)));
+    warnings.push_back(link_warning(links, team.place().hosts));
   }
   const size_t held_before = device->memory_use().bytes;
   Model model(setup.model, ctx.backend, config.dtype.value());
@@ -372,7 +370,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   std::optional<Feed> eval_feed;
   if (with_eval) eval_feed.emplace(ctx, *setup.data.validation, config.micro_batch.value());
 
-  Reports reports(team, setup, *device, model.dtype, memory_plan.total);
+  Reports reports(team, setup, *device, model.dtype, memory_plan.total, quiet.get());
   Saving saving(*files, ctx, model, config, run_memory.parameters, layout, team.saving(), save_bytes,
                 setup.tokenizers, reports.monitor());
   StepLimit limit(static_cast<double>(config.hang_timeout));

@@ -120,6 +120,14 @@ inline std::vector<std::string> scenario_command() {
 /// A port that nobody uses now.
 inline int free_port() { return port_of(listen_on(0)); }
 
+/// `text` is one line, the program's error, and holds every part.
+inline void expect_one_error(const std::string& text, const std::vector<std::string>& parts) {
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+  EXPECT_TRUE(text.starts_with("train_gpt: error: ")) << text;
+  for (const std::string& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in: " << text;
+}
+
 /// Tests with several processes on this machine.
 class LaunchProgram : public testing::Test {
  protected:
@@ -167,14 +175,7 @@ class LaunchProgram : public testing::Test {
       EXPECT_EQ(ranks_[i].wait(seconds_until(deadline)), code) << "process " << i << ":\n" << said();
     }
   }
-  /// One line was said in all; it holds every part.
-  void expect_one_line(const std::vector<std::string>& parts) const {
-    const std::string text = said();
-    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
-    EXPECT_TRUE(text.starts_with("train_gpt: error: ")) << text;
-    for (const std::string& part : parts)
-      EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in: " << text;
-  }
+  void expect_one_line(const std::vector<std::string>& parts) const { expect_one_error(said(), parts); }
 
   int port_ = 0;
   std::string directory_;

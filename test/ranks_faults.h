@@ -101,14 +101,7 @@ exit $code
     for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(code_of(rank), code) << "rank " << rank << said();
     expect_nothing_left();
   }
-  /// All of the last run's standard error is one line, the program's error, and it holds every part.
-  void expect_one_line(const std::vector<std::string>& parts) const {
-    const std::string text = said();
-    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
-    EXPECT_TRUE(text.starts_with("train_gpt: error: ")) << text;
-    for (const std::string& part : parts)
-      EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in: " << text;
-  }
+  void expect_one_line(const std::vector<std::string>& parts) const { expect_one_error(said(), parts); }
   void expect_error(int code, int ranks, const std::vector<std::string>& parts,
                     const std::vector<std::string>& arguments) {
     expect_ranks(code, ranks, arguments);

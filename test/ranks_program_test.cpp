@@ -60,6 +60,10 @@ TEST_F(RanksProgramTest, TheSameBitsAndTheSameFilesOnAnyRanks) {
                              threads));
     expect_same(out, straight);
     EXPECT_EQ(evaluations(out), evaluations("one"));
+    // What set-up and evaluations send is no step's.
+    const std::vector<Json> steps = steps_of(out);
+    EXPECT_GT(steps[0]["comm_bytes"].get<int64_t>(), 0);
+    for (const Json& step : steps) EXPECT_EQ(step["comm_bytes"], steps[0]["comm_bytes"]) << step["step"];
     for (const char* file :
          {"model.safetensors", "trainer/optimizer-m.safetensors", "trainer/optimizer-v.safetensors"})
       expect_same_file("one/checkpoints/step_00000020/" + std::string(file),

@@ -43,7 +43,7 @@ free_port() {
   while port=$((20000 + RANDOM % 10000)); (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do :; done
   echo "$port"
 }
-mkdir "$top/state" "$top/spool" "$top/bin" "$top/work"
+mkdir "$top/state" "$top/spool" "$top/bin" "$top/user"
 (umask 077 && head -c 128 /dev/urandom >"$top/munge.key")
 munged --key-file="$top/munge.key" --socket="$top/munge.sock" --pid-file="$top/munged.pid" \
   --log-file="$top/munged.log" --seed-file="$top/munge.seed" || { fail "munged does not start"; cat "$top/munged.log"; exit 1; }
@@ -95,7 +95,7 @@ for _ in $(seq 100); do [ "$(sinfo -h -o %T -p all 2>/dev/null)" = idle ] && bre
 echo "$(slurmctld -V): up after $((SECONDS - begin)) s"
 
 # --- jobs ---------------------------------------------------------------------------------------------------------------
-cat >"$top/work/tiny.json" <<'JSON'
+cat >"$top/user/tiny.json" <<'JSON'
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 257, "hidden_size": 32,
  "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
  "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
@@ -128,8 +128,8 @@ printf '#!/bin/sh\necho "GPU 0"\n' >"$top/bin/nvidia-smi"
 chmod +x "$top/bin/trouble" "$top/bin/nvidia-smi"
 # The script as a user of CPUs edits it; sbatch's own options go before what it says.
 sed '/--gpus-per-node/d; s/^most_starts=.*/most_starts=2/' scripts/run_slurm.sbatch >"$top/run.sbatch"
-mkdir "$top/work/scripts"
-cp scripts/run_mpi.sh "$top/work/scripts/"
+mkdir "$top/user/scripts"
+cp scripts/run_mpi.sh "$top/user/scripts/"
 
 declare -A job=() told=()
 submit() {  # NAME TROUBLE mpirun|srun RANKS [sbatch options]
@@ -138,13 +138,13 @@ submit() {  # NAME TROUBLE mpirun|srun RANKS [sbatch options]
   local options=(--nodes=1 --ntasks-per-node="$4" --cpus-per-task=1 --nodelist="$host") device=(--device cpu)
   [ "$3" = mpirun ] || device=()
   shift 4
-  job[$name]=$(cd "$top/work" && PATH=$path TROUBLE=$trouble TEST_PROGRAM=$program KINOE_BINARY=$top/bin/trouble OMP_WAIT_POLICY=passive \
+  job[$name]=$(cd "$top/user" && PATH=$path TROUBLE=$trouble TEST_PROGRAM=$program KINOE_BINARY=$top/bin/trouble OMP_WAIT_POLICY=passive \
     OMPI_MCA_btl_vader_single_copy_mechanism=none \
     sbatch --parsable --job-name="$name" "${options[@]}" "$@" "$top/run.sbatch" --out "runs/$name" "${device[@]}" "${training[@]}" \
     ${hang:+--hang-timeout "$hang"}) || { fail "$name was not submitted"; job[$name]=0; }
   jobs_submitted=1
 }
-log_of() { cat "$top/work/$1-${job[$1]}.log" 2>/dev/null; }
+log_of() { cat "$top/user/$1-${job[$1]}.log" 2>/dev/null; }
 show() { scontrol show job "${job[$1]}" 2>/dev/null | grep -oE "\b$2=[^ ]*" | head -n 1 | cut -d= -f2; }
 until_true() {  # SECONDS COMMAND...
   local end=$((SECONDS + $1))
@@ -152,9 +152,9 @@ until_true() {  # SECONDS COMMAND...
   until "$@"; do [ $SECONDS -lt $end ] || return 1; sleep 0.1; done
 }
 is_over() { case $(show "$1" JobState) in COMPLETED | FAILED | CANCELLED | TIMEOUT | NODE_FAIL | OUT_OF_MEMORY) ;; *) return 1 ;; esac; }
-has_saved() { [ -d "$top/work/runs/$1/checkpoints/step_$2" ]; }
+has_saved() { [ -d "$top/user/runs/$1/checkpoints/step_$2" ]; }
 has_state() { [ "$(show "$1" JobState)" = "$2" ]; }
-records() { grep -o '"step": *[0-9]*,.*' "$top/work/runs/$1/metrics.jsonl" | grep '"weights_hash"' | sed -E 's/"step": *([0-9]+),.*"loss": *([^,]+),.*"weights_hash": *"([^"]+)".*/\1 \2 \3/'; }
+records() { grep -o '"step": *[0-9]*,.*' "$top/user/runs/$1/metrics.jsonl" | grep '"weights_hash"' | sed -E 's/"step": *([0-9]+),.*"loss": *([^,]+),.*"weights_hash": *"([^"]+)".*/\1 \2 \3/'; }
 
 expect() {  # NAME STATE EXITCODE RESTARTS [words of its log]
   local name=$1 wanted="$2 $3 $4" got word
@@ -180,9 +180,9 @@ expect_same_losses() {  # NAME [first digits of the checkpoint's step]
 }
 
 # A checkpoint with one flipped bit.
-(cd "$top/work" && "$program" --device cpu --out runs/damaged "${training[@]}" --stop-after 50) >"$top/damaged.log" 2>&1
+(cd "$top/user" && "$program" --device cpu --out runs/damaged "${training[@]}" --stop-after 50) >"$top/damaged.log" 2>&1
 [ $? -eq 75 ] || { fail "the program does not stop with 75"; tail -n 5 "$top/damaged.log"; }
-weights=$top/work/runs/damaged/checkpoints/step_00000050/model.safetensors
+weights=$top/user/runs/damaged/checkpoints/step_00000050/model.safetensors
 byte=$(tail -c 1 "$weights" | od -An -tu1)
 printf '%b' "\\x$(printf %x $((byte ^ 1)))" | dd of="$weights" bs=1 seek=$(($(stat -c %s "$weights") - 1)) conv=notrunc status=none
 

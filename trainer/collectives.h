@@ -29,8 +29,6 @@ class Collectives {
     /// NCCL: how long the other ranks may take to arrive when the communicator is built and, later, when a call needs
     /// connections that do not exist yet.
     double init_timeout_s = 120, call_timeout_s = 600;
-    /// NCCL: at most so many multiprocessors for communication; 0: NCCL decides.
-    int max_ctas = 0;
   };
   /// Number of a call; see mark().
   using Mark = int64_t;

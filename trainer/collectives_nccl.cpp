@@ -119,7 +119,6 @@ class Communicator {
       : end_timeout_s_(options.init_timeout_s) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
     OnExit abort([&] { end(true); });  // no destructor runs when this one throws
     finish(ncclCommInitRankConfig(&comm_, ranks, id, rank, &config), "ncclCommInitRankConfig",
            options.init_timeout_s, __FILE__, __LINE__);

@@ -36,7 +36,9 @@ struct Place {
   int local_rank = 0;  // among the processes of this host; -1 from find_place where the launcher does not say
   std::string host;    // name of this machine
   std::string launcher;  // "" for a single process, "Open MPI", "Slurm", "RANK and WORLD_SIZE"
-  int ranks_here = 1;    // processes on this host; known after Team::join
+  // Known after Team::join:
+  int ranks_here = 1;  // processes on this host
+  int hosts = 1;
 };
 
 /// The place by environment variables alone, looked up with `env` (getenv). The innermost launcher counts:
@@ -104,10 +106,9 @@ struct RankFacts {
 
 /// Call after join and before anything large. Throws Error(rank_lost) when two ranks have one GPU (host and pci), naming
 /// both, and when `same` differs, with every difference and who has which value; Error(data) when a source differs or is
-/// missing on some host, naming host and source. The same error on all ranks.
-void compare_ranks(Channel& channel, const Place& place, const RankFacts& facts);
-/// A table of all ranks: rank, host, "GPU", "driver" and "NCCL" of facts.same, pci. For rank 0 to print; all ranks call it.
-std::string rank_table(Channel& channel, const Place& place, const RankFacts& facts);
+/// missing on some host, naming host and source. The same error on all ranks. Returns a table of them for rank 0 to print:
+/// rank, host, "GPU", "driver" and "NCCL" of facts.same, pci.
+std::string compare_ranks(Channel& channel, const Place& place, const RankFacts& facts);
 /// A hash of the running program's file, for facts.same.
 std::string program_hash();
 

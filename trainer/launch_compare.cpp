@@ -128,29 +128,8 @@ std::string fact(const Told& told, const std::string& name) {
   return "";
 }
 
-}  // namespace
-
-void compare_ranks(Channel& channel, const Place& place, const RankFacts& facts) {
-  const std::vector<Told> all = tell_all(channel, place, facts);
-  for (size_t b = 1; b < all.size(); ++b)
-    for (size_t a = 0; a < b; ++a)
-      if (!all[a].facts.pci.empty() && all[a].facts.pci == all[b].facts.pci && all[a].host == all[b].host)
-        fail(ExitCode::rank_lost, "rank ", a, " and rank ", b, " use the same GPU (", all[a].host, ", PCI ",
-             all[a].facts.pci,
-             "): start no more ranks on a host than it has GPUs, and let each see all of them or one of its "
-             "own "
-             "(CUDA_VISIBLE_DEVICES)");
-  if (const auto found = differences(all, &RankFacts::same); !found.empty())
-    fail(ExitCode::rank_lost, "the ranks are not alike: ", describe(all, found),
-         "; start the same program with the same options on machines of one kind");
-  if (const auto found = differences(all, &RankFacts::data); !found.empty())
-    fail(ExitCode::data, "the ranks do not see the same data: ", describe(all, found),
-         "; copy the same files to every host, or use a file system that all share");
-}
-
-std::string rank_table(Channel& channel, const Place& place, const RankFacts& facts) {
+std::string table_of(const std::vector<Told>& all) {
   std::vector<std::array<std::string, 6>> rows{{"rank", "host", "GPU", "driver", "NCCL", "PCI"}};
-  const std::vector<Told> all = tell_all(channel, place, facts);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const auto or_dash = [](const std::string& text) { return text.empty() ? std::string("-") : text; };
     rows.push_back({cat(rank), all[rank].host, or_dash(fact(all[rank], "GPU")),
@@ -168,6 +147,27 @@ std::string rank_table(Channel& channel, const Place& place, const RankFacts& fa
     text += line + "\n";
   }
   return text;
+}
+
+}  // namespace
+
+std::string compare_ranks(Channel& channel, const Place& place, const RankFacts& facts) {
+  const std::vector<Told> all = tell_all(channel, place, facts);
+  for (size_t b = 1; b < all.size(); ++b)
+    for (size_t a = 0; a < b; ++a)
+      if (!all[a].facts.pci.empty() && all[a].facts.pci == all[b].facts.pci && all[a].host == all[b].host)
+        fail(ExitCode::rank_lost, "rank ", a, " and rank ", b, " use the same GPU (", all[a].host, ", PCI ",
+             all[a].facts.pci,
+             "): start no more ranks on a host than it has GPUs, and let each see all of them or one of its "
+             "own "
+             "(CUDA_VISIBLE_DEVICES)");
+  if (const auto found = differences(all, &RankFacts::same); !found.empty())
+    fail(ExitCode::rank_lost, "the ranks are not alike: ", describe(all, found),
+         "; start the same program with the same options on machines of one kind");
+  if (const auto found = differences(all, &RankFacts::data); !found.empty())
+    fail(ExitCode::data, "the ranks do not see the same data: ", describe(all, found),
+         "; copy the same files to every host, or use a file system that all share");
+  return table_of(all);
 }
 
 std::string program_hash() {

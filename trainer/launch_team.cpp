@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -162,6 +163,7 @@ std::unique_ptr<Team> Team::join(const LaunchOptions& options) {
   }
   place.local_rank = roster.local_rank;
   place.ranks_here = static_cast<int>(std::count(roster.hosts.begin(), roster.hosts.end(), place.host));
+  place.hosts = static_cast<int>(std::set<std::string>(roster.hosts.begin(), roster.hosts.end()).size());
   return std::make_unique<Connected>(std::move(place), std::move(roster), mpi, options);
 }
 

@@ -43,8 +43,7 @@ std::string compare_ranks(Team& team, const Device& device, const RunConfig& con
       for (const FileState& file : source.files)
         facts.data.emplace_back(file.path.empty() ? source.name : file.path,
                                 cat(file.bytes, " bytes, ", file.fingerprint));
-  compare_ranks(team.control(), team.place(), facts);
-  return rank_table(team.control(), team.place(), facts);
+  return compare_ranks(team.control(), team.place(), facts);
 }
 
 std::vector<std::string> host_warnings(Team& team, bool gpus) {
@@ -73,12 +72,6 @@ void compare_weights(Channel& ranks, const Place& place, const std::string& sour
     if (hash_of(other) != hash_of(all.front()))
       fail(ExitCode::checkpoint, source, " holds other weights for ", who(other), " than for ",
            who(all.front()), "; copy the same files to every host, or use a file system that all share");
-}
-
-int count_hosts(Team& team) {
-  std::vector<std::string> hosts = team.control().exchange("hosts", team.place().host);
-  std::sort(hosts.begin(), hosts.end());
-  return static_cast<int>(std::unique(hosts.begin(), hosts.end()) - hosts.begin());
 }
 
 std::unique_ptr<Collectives> connect(Team& team, const Context& ctx) {

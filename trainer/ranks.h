@@ -35,9 +35,6 @@ void compare_weights(Channel& ranks, const Place& place, const std::string& sour
 /// The same on all ranks; nothing for a single process.
 std::vector<std::string> host_warnings(Team& team, bool gpus);
 
-/// On how many machines the ranks are.
-int count_hosts(Team& team);
-
 /// NCCL between GPUs, MPI between processes on CPUs, nothing for one rank.
 std::unique_ptr<Collectives> connect(Team& team, const Context& ctx);
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,9 +22,10 @@ void print_notes(const Team& team, const std::vector<std::string>& notes);
 
 class Reports {
  public:
-  /// `setup.config.out` is the run's directory. `planned_bytes`: of device memory, as printed. All references must outlive the
-  /// object.
-  Reports(const Team& team, const RunSetup& setup, Device& device, DType compute, size_t planned_bytes);
+  /// `setup.config.out` is the run's directory. `planned_bytes`: of device memory, as printed. `quiet`: where the lines of other
+  /// ranks than the first go. All that is given must outlive the object.
+  Reports(const Team& team, const RunSetup& setup, Device& device, DType compute, size_t planned_bytes,
+          std::FILE* quiet);
 
   /// Completes and records a step. One whose numbers are not finite ends the run (ExitCode::diverged, on every rank).
   StepRecord step(StepRecord record);
@@ -44,12 +44,10 @@ class Reports {
   [[nodiscard]] Monitor* monitor() { return first_ ? &monitor_ : nullptr; }
 
  private:
-  using Stream = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
   static Monitor::Options options(const Team& team, const RunSetup& setup, std::FILE* quiet);
 
   const RunSetup& setup_;
   bool first_;
-  Stream quiet_;  // where the other ranks' lines go
   std::string metrics_;
   Monitor monitor_;
   DeviceWatch watch_;
