@@ -25,8 +25,8 @@ struct StepState {
   // What ranks add up: integers, so that no order can be seen in their sums.
   int64_t loss_sum = 0;       // in kLossUnit nats, over all target tokens of the global batch: see loss_of
   int64_t target_tokens = 0;  // of the global batch
-  int64_t bad_token =
-      0;  // from embedding and cross-entropy: 1 + index, 0 = none; of several ranks a sum of these
+  // From embedding and cross-entropy: 1 + index, 0 = none; of several ranks a sum of these.
+  int64_t bad_token = 0;
   int64_t overflow = 0;  // not 0: a loss or a gradient was not finite, or beyond the range of its fixed point
 
   double grad_norm = 0;       // of the mean loss's gradient, before clipping

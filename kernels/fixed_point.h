@@ -23,9 +23,9 @@ struct FixedPointAdd {
   Tensor values;       // [n] fp32 (or fp64)
   bool store = false;  // sums are written, not added to: what they held is not read
   double limit = 0;    // gradient_limit(slots); greater than 0, at most 2^12
-  Tensor
-      overflow;  // [1] int64: set to 1 where some |value| is not below limit, NaN and Inf included; never cleared.
-                 // Such an element counts as 0.
+  /// [1] int64: set to 1 where some |value| is not below limit, NaN and Inf included; never cleared. Such an element
+  /// counts as 0.
+  Tensor overflow;
 };
 
 struct FixedPointToFloat {

@@ -22,8 +22,8 @@ struct NormPartials {
 struct NormFinish {
   Tensor norm;      // [1] fp64
   Tensor partials;  // [m] fp64; with an order any number, those it does not name are not looked at
-  Tensor
-      order;  // [m] int64: indices into partials, all within it (the GPU does not check them); absent: 0, 1, ...
+  /// [m] int64: indices into partials, all within it (the GPU does not check them); absent: 0, 1, ...
+  Tensor order;
 };
 
 /// Throws unless types and shapes are as stated above; both backends call it first.

@@ -25,8 +25,8 @@ struct QkNormForward {
 };
 
 struct QkNormBackward {
-  Tensor
-      d_qkv;  // [N, (H + 2 Hkv) * D] the gradient of the normalised q and k becomes that of the raw ones, in place
+  /// [N, (H + 2 Hkv) * D]: the gradient of the normalised q and k becomes that of the raw ones, in place.
+  Tensor d_qkv;
   Tensor d_q_weight;        // [D] fp32 (fp64 in fp64)
   Tensor d_k_weight;        // [D]
   bool accumulate = false;  // add to the weights' gradients instead of overwriting

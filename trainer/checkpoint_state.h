@@ -26,8 +26,8 @@ struct TrainingState {
   int64_t step = 0;     // optimizer steps done
   int64_t samples = 0;  // sequences consumed: the position in the schedule's and the data's order
   int64_t tokens = 0;
-  int64_t first_sample =
-      0;  // where in the data's order this training began (a run continued from weights: not 0)
+  // Where in the data's order this training began (a run continued from weights: not 0).
+  int64_t first_sample = 0;
   int64_t schedule_tokens = 0;  // at which the schedule ends
   int64_t skipped = 0;          // steps so far that were not applied
   int64_t nan = 0;
