@@ -30,7 +30,7 @@ export CXX NVCC MPICXX CPPFLAGS LDFLAGS MPI
 Q := $(if $(V),,@)
 
 # ---------------------------------------------------------------------------------------------- targets
-.PHONY: all demo test parity bench fuzz lint clean binary tests cuda run-demo run-tests run-parity run-bench
+.PHONY: all demo test parity bench fuzz lint clean binary tests test-objects cuda run-demo run-tests run-parity run-bench
 PARALLEL = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 all:
@@ -69,7 +69,7 @@ clean:
 	rm -rf build train_gpt compile_commands.json
 
 # ---------------------------------------------------------------------------------------------- building
-ifneq ($(filter build/% binary tests cuda run-demo run-tests run-parity run-bench,$(MAKECMDGOALS)),)
+ifneq ($(filter build/% binary tests test-objects cuda run-demo run-tests run-parity run-bench,$(MAKECMDGOALS)),)
 
 include build/probe.mk
 # Looked at again when the compilers change, or when the tests want a GoogleTest that was not there. (Not by .PHONY:
@@ -79,7 +79,7 @@ ifneq ($(PROBE_KEY),$(shell scripts/probe.sh --key))
 build/probe.mk: FORCE
 PROBING := 1
 endif
-ifneq ($(filter tests cuda run-tests,$(MAKECMDGOALS)),)
+ifneq ($(filter tests test-objects cuda run-tests,$(MAKECMDGOALS)),)
 ifneq ($(HAVE_GTEST),1)
 build/probe.mk: FORCE
 endif
@@ -116,7 +116,7 @@ CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=$B/%.cu.o)
 OBJECTS := $(SOURCES:%.cpp=$B/%.o) $(if $(USE_CUDA),$(CUDA_OBJECTS))
 FUZZ_OBJECTS := $(patsubst %.cpp,$B/%.o,test/fuzz/fuzz.cpp test/fuzz/readers.cpp \
   $(filter-out dataloader/loader%,$(wildcard dataloader/*.cpp)) $(filter-out trainer/config_resolve.cpp,$(wildcard $(addprefix trainer/,config*.cpp model_config*.cpp safetensors*.cpp files*.cpp))))
-TEST_OBJECTS := $(TEST_SOURCES:%.cpp=$B/%.o)
+TEST_OBJECTS := $(TEST_SOURCES:%.cpp=$(if $(SAN),build/host,$B)/%.o)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.cpp=$B/%.o)
 
 OPTIMIZE := -O3
@@ -136,7 +136,7 @@ COMPILE := $(FUZZ_CXX) -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=fuzz
   -I. -DKINOE_NO_SIMD -DKINOE_WITH_CUDA=0 -w $(CPPFLAGS)
 endif
 # The tests' own code is run once: optimizing it less saves more time than it costs.
-COMPILE_TEST := $(if $(SAN),$(COMPILE:-O1=-O0),$(COMPILE:-O3=-O1))
+COMPILE_TEST := $(COMPILE:-O3=-O1)
 comma := ,
 COMPILE_CUDA := $(NVCC) -ccbin $(CXX) -std=c++20 -O3 $(NVCC_ARCH) --threads 3 --expt-relaxed-constexpr -lineinfo \
   -Xptxas=--warn-on-spills $(if $(WERROR),-Werror all-warnings) -I. -DKINOE_WITH_CUDA=1 \
@@ -157,6 +157,8 @@ binary: $B/train_gpt
 	@echo "built $(if $(SAN),$<,./train_gpt): $(if $(USE_CUDA),CUDA for sm_80$(comma) sm_90a and later,CPU only)$(if $(USE_NCCL),$(comma) NCCL)$(if $(USE_MPI),$(comma) MPI)"
 
 tests: $B/kinoe_tests
+
+test-objects: $(TEST_OBJECTS)
 
 # Every CUDA file, the programs with them and the GPU's tests (not linked with all others: only a GPU can run them): what
 # `.ci/run` builds where no GPU is.
@@ -202,15 +204,29 @@ $B/fuzz_readers: $(FUZZ_OBJECTS) $B/link.command
 	@echo "  LINK  $@"
 	$(Q)$(FUZZ_CXX) -fsanitize=fuzzer,address,undefined $(filter %.o,$^) $(LIBS) -o $@
 
-$B/kinoe_tests: $(TEST_OBJECTS) $(OBJECTS) $B/link.command
+$B/kinoe_tests: $(OBJECTS) $(TEST_OBJECTS) $B/link.command
 	$(if $(HAVE_GTEST),,$(error GoogleTest 1.12 or newer was not found: run scripts/setup.sh))
 	@echo "  LINK  $@"
 	$(Q)$(LINK) $(filter %.o,$^) -lgtest -lgtest_main $(LIBS) -o $@
 
+# What sanitizers judge is the program; instrumenting the tests' own code would take longer than all else together. Of a
+# function that both hold the first one is linked: the program's.
+ifdef SAN
+$(TEST_OBJECTS): host-test-objects ;
+.PHONY: host-test-objects
+host-test-objects:
+	@$(MAKE) SAN= CUDA=0 test-objects
+endif
+
 $B/%.o: %.cpp $B/compile.command
 	@echo "  C++   $<"
 	@mkdir -p $(@D)
-	$(Q)$(COMPILE) $(DEFINE_COMMIT) -MMD -MP -c $< -o $@
+	$(Q)$(COMPILE) $(LEVEL) $(DEFINE_COMMIT) -MMD -MP -c $< -o $@
+
+# Under sanitizers only kernels run long enough to be worth optimizing.
+ifdef SAN
+$B/trainer/%.o $B/dataloader/%.o: LEVEL := -O0
+endif
 
 # Only what uses MPI and NCCL sees their headers. nvcc knows where CUDA's are, and g++ compiles for it.
 $B/%_mpi.o: private COMPILE += $(MPI_CPPFLAGS)

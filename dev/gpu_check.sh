@@ -87,6 +87,8 @@ stage_errors() {
 # several processes, so the test that wants its memory alone is left out, and so is NCCL's, whose kernels are not ours and wait
 # for each other. Racecheck is the slowest by far: it leaves out the library's kernels, whole models, attention's longest test,
 # and the matrix products, at which the tool (of CUDA 13.0) ends with an internal error, "failed to handle a hardware exception".
+# Initcheck does not see what cuBLASLt's bf16 products write, and says of all that reads it that nothing did: MemoryContentGpu
+# shows instead that no result depends on what memory held.
 small_tests='*Gpu.*:*GoldenTest.LossAndEveryGradient*gpu*-*TwoToThe31*:*AtTrainingShapes*:*EveryBf16NumberIsRight:AttentionGpu.Bf16*:AttentionGpu.Fp32*:AttentionGpu.Scores*:AdamWGpu.Repeats:GlobalNormGpu.Repeats:MatmulGpu.Repeats:MatmulGpu.Equals*:*HostDoesNotWait*:DeviceMemoryGpu.*:*CollectivesGpu*'
 stage_sanitize() {
   command -v compute-sanitizer >/dev/null || { row sanitize "skipped: no compute-sanitizer"; return; }
@@ -94,6 +96,7 @@ stage_sanitize() {
   for tool in memcheck racecheck initcheck; do
     filter=$small_tests only=""
     [ $tool = racecheck ] && filter="$filter:*GoldenTest*:GraphsGpu.*:MatmulGpu.*:AttentionGpu.SameBitsEveryRun" only="--kernel-regex kns=kinoe"
+    [ $tool = initcheck ] && filter="$filter:GraphsGpu.TrainingHas*"
     for ((shard = 0; shard < processes; ++shard)); do
       log=$folder/sanitize-$tool-$shard
       {

@@ -119,16 +119,6 @@ TEST(Graphs, KeysTellApartWhatALaunchDependsOn) {
 
 // ---- On a GPU ----------------------------------------------------------------------------------------------------------
 
-/// Heads of 64, as attention in bf16 wants them.
-ModelConfig wide(ModelConfig c) {
-  c.head_dim = 64;
-  c.hidden = c.heads * c.head_dim;
-  c.ffn = 64;
-  c.vocab_size = 300;
-  c.max_positions = 64;
-  return c;
-}
-
 struct Trained {
   std::vector<StepState> steps;
   std::vector<double> evaluations;
@@ -175,11 +165,11 @@ TEST(GraphsGpu, TrainingHasTheSameBitsWithAndWithout) {
     Recompute recompute;
   };
   for (const Case& c :
-       {Case{"gpt2 fp32", wide(small_gpt2()), DType::f32, Recompute::none},
-        Case{"gpt2 bf16", wide(small_gpt2()), DType::bf16, Recompute::none},
-        Case{"gpt2 bf16 block", wide(small_gpt2()), DType::bf16, Recompute::block},
-        Case{"llama bf16", wide(small_llama(false)), DType::bf16, Recompute::none},
-        Case{"tied llama bf16 light", wide(small_llama(true)), DType::bf16, Recompute::light}}) {
+       {Case{"gpt2 fp32", with_heads_of_64(small_gpt2()), DType::f32, Recompute::none},
+        Case{"gpt2 bf16", with_heads_of_64(small_gpt2()), DType::bf16, Recompute::none},
+        Case{"gpt2 bf16 block", with_heads_of_64(small_gpt2()), DType::bf16, Recompute::block},
+        Case{"llama bf16", with_heads_of_64(small_llama(false)), DType::bf16, Recompute::none},
+        Case{"tied llama bf16 light", with_heads_of_64(small_llama(true)), DType::bf16, Recompute::light}}) {
     const Trained plain = trained(*device, c.config, c.dtype, c.recompute, false);
     const Trained graphs = trained(*device, c.config, c.dtype, c.recompute, true);
     std::set<uint64_t> hashes;
@@ -204,7 +194,7 @@ TEST(GraphsGpu, TrainingHasTheSameBitsWithAndWithout) {
 TEST(GraphsGpu, TheHostDoesNotWaitInsideAStep) {
   KINOE_GPU_OR_SKIP(device);
   const int64_t b = 2, t = 64;
-  const ModelConfig config = wide(small_gpt2());
+  const ModelConfig config = with_heads_of_64(small_gpt2());
   for (const bool with_graphs : {false, true}) {
     ModelRun run(device->context(), config, DType::bf16, {.batch = b, .length = t});
     const std::unique_ptr<Graphs> graphs = with_graphs ? Graphs::on(run.ctx) : nullptr;

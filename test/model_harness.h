@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,9 @@ namespace kinoe {
 
 class ModelRun {
  public:
+  /// `held`: what every byte of the memory holds before anything is computed.
   ModelRun(const Context& context, const ModelConfig& config, DType dtype, const WorkShape& shape,
-           const OptimizerSettings& settings = {})
+           const OptimizerSettings& settings = {}, std::optional<uint8_t> held = {})
       : ctx(context),
         model(config, context.backend, dtype),
         optimizer_settings(settings),
@@ -27,6 +29,11 @@ class ModelRun {
     take(planned, shape);
     planned_bytes = planned.used();
     arena_memory_ = Memory::on(ctx.backend, planned.used());
+    if (held) {
+      const std::vector<uint8_t> bytes(planned_bytes, *held);
+      upload(ctx, arena_memory_.data(), bytes.data(), planned_bytes);
+      synchronize(ctx);
+    }
     Arena arena(arena_memory_.data());
     take(arena, shape);
     upload_constants(ctx, model);
@@ -175,6 +182,16 @@ inline ModelConfig small_qwen3() {
   ModelConfig c = small_llama(true);
   c.family = Family::qwen3;
   c.qk_norm = true;
+  return c;
+}
+
+/// With heads of 64, as attention in bf16 wants them on a GPU.
+inline ModelConfig with_heads_of_64(ModelConfig c) {
+  c.head_dim = 64;
+  c.hidden = c.heads * c.head_dim;
+  c.ffn = 64;
+  c.vocab_size = 300;
+  c.max_positions = 64;
   return c;
 }
 
