@@ -7,7 +7,7 @@
 #include "dataloader/loader.h"
 #include "kernels/global_norm.h"
 #include "test/faulty_files.h"
-#include "test/model_harness.h"
+#include "test/model_gradients.h"
 
 namespace kinoe {
 namespace {
@@ -28,16 +28,6 @@ std::vector<Case> cases() {
           {"llama_tied", small_llama(true)},
           {"qwen2", small_qwen2()},
           {"qwen3", small_qwen3()}};
-}
-
-/// Weights of all kinds away from 0 and 1.
-template <class T = double>
-void stir(ModelRun& run) {
-  auto* weights = run.parameters.weights.whole.as<T>();
-  for (const Parameter& p : run.model.table.parameters())
-    for (int64_t i = 0; i < p.size; ++i)
-      weights[p.offset + i] +=
-          static_cast<T>(0.1 * std::sin(static_cast<double>(i) + static_cast<double>(p.key % 1000)));
 }
 
 /// Losses of each position after a forward pass of the evaluation head.
@@ -63,29 +53,12 @@ TEST(DocumentMask, GradientsAgreeWithFiniteDifferences) {
     run.set_documents(kRows);
     const auto tokens = random_ids(kBatch * kLength, c.config.vocab_size, 1);
     const auto targets = random_ids(kBatch * kLength, c.config.vocab_size, 2);
-    auto* weights = run.parameters.weights.whole.as<double>();
     const auto loss = [&] {
       (void)losses_of(run, tokens, targets);
       return run.exact_loss() / (kBatch * kLength);
     };
     run.micro_batch(tokens, targets, true, kBatch * kLength);
-    const auto gradient = run.host<double>(run.parameters.gradients.whole);
-    for (const Parameter& p : run.model.table.parameters()) {
-      double worst = 0, largest = 0;
-      for (int64_t i = 0; i < p.size; i += std::max<int64_t>(1, p.size / 8)) {
-        double& w = weights[p.offset + i];
-        const double kept = w, h = 1e-5;
-        w = kept + h;
-        const double above = loss();
-        w = kept - h;
-        const double below = loss();
-        w = kept;
-        const double numeric = (above - below) / (2 * h);
-        worst = std::max(worst, std::abs(numeric - gradient[static_cast<size_t>(p.offset + i)]));
-        largest = std::max(largest, std::abs(numeric));
-      }
-      EXPECT_LT(worst, 1e-8 + 1e-6 * largest) << p.name;
-    }
+    expect_gradients_of(run, loss);
   }
 }
 

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "kernels/global_norm.h"
-#include "test/model_harness.h"
+#include "test/model_gradients.h"
 
 namespace kinoe {
 namespace {
@@ -192,12 +192,7 @@ TEST(Model, GradientsAgreeWithFiniteDifferences) {
     const auto tokens = random_ids(kBatch * kLength, c.config.vocab_size, 1);
     auto targets = random_ids(kBatch * kLength, c.config.vocab_size, 2);
     targets[4] = -1;
-    auto* weights = run.parameters.weights.whole.as<double>();
-    // Norm weights and biases away from 1 and 0.
-    for (const Parameter& p : run.model.table.parameters())
-      for (int64_t i = 0; i < p.size; ++i)
-        weights[p.offset + i] += 0.1 * std::sin(static_cast<double>(i) + static_cast<double>(p.key % 1000));
-
+    stir(run);
     const auto loss = [&] {
       begin_step(kCpu, run.acts);
       run.set_batch(tokens, targets);
@@ -208,25 +203,8 @@ TEST(Model, GradientsAgreeWithFiniteDifferences) {
     run.micro_batch(tokens, targets, true, kBatch * kLength);
     const double trained = run.exact_loss() / (kBatch * kLength);
     EXPECT_EQ(run.state().target_tokens, kBatch * kLength - 1);
-    const auto gradient = run.host<double>(run.parameters.gradients.whole);
     EXPECT_DOUBLE_EQ(trained, loss());
-
-    for (const Parameter& p : run.model.table.parameters()) {
-      double worst = 0, largest = 0;
-      for (int64_t i = 0; i < p.size; i += std::max<int64_t>(1, p.size / 12)) {
-        double& w = weights[p.offset + i];
-        const double kept = w, h = 1e-5;
-        w = kept + h;
-        const double above = loss();
-        w = kept - h;
-        const double below = loss();
-        w = kept;
-        const double numeric = (above - below) / (2 * h);
-        worst = std::max(worst, std::abs(numeric - gradient[static_cast<size_t>(p.offset + i)]));
-        largest = std::max(largest, std::abs(numeric));
-      }
-      EXPECT_LT(worst, 1e-8 + 1e-6 * largest) << p.name;
-    }
+    expect_gradients_of(run, loss);
   }
 }
 
