@@ -76,9 +76,10 @@ struct PendingStep {
 
 class Training {
  public:
-  /// `start`: the state after the last step done.
+  /// `start`: the state after the last step done. `passed`: Feed's.
   Training(const RunConfig& config, const Context& ctx, const Model& model, RunMemory& memory,
-           const ShardLayout& layout, Collectives& collectives, const Data& data, const TrainingState& start)
+           const ShardLayout& layout, Collectives& collectives, const Data& data, const TrainingState& start,
+           std::function<void()> passed)
       : config_(config),
         ctx_(ctx),
         model_(model),
@@ -91,7 +92,7 @@ class Training {
         schedule_{schedule_kind(config.schedule), config.lr.value(), config.min_lr_frac,
                   config.warmup_tokens.value(), start.schedule_tokens},
         start_(start),
-        feed_(ctx, *data.training, config.micro_batch.value()),
+        feed_(ctx, *data.training, config.micro_batch.value(), std::move(passed)),
         results_{StepResult(ctx.backend), StepResult(ctx.backend)} {
     validate(schedule_);
     fill_zero(ctx, memory.acts.state.data, memory.acts.state.bytes());
@@ -292,9 +293,10 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Files> files = posix_files();
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> quiet(std::fopen("/dev/null", "w"), std::fclose);
   CHECK(quiet != nullptr, "/dev/null cannot be opened");
+  StepLimit limit(static_cast<double>(command.run.hang_timeout));
   // latest-valid reads whole checkpoints, on a file system that all ranks may share.
   team.at("reading the configuration and opening the data",
-          command.run.resume == "latest-valid" ? 6 * 3600.0 : StepLimit::kUnknown);
+          command.run.resume == "latest-valid" ? std::max(6 * 3600.0, limit.unknown()) : limit.unknown());
   RunSetup setup = set_up_run(*files, command, team.ranks());
   RunConfig& config = setup.config;
   const TrainingState& state = setup.state;
@@ -309,7 +311,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   std::vector<std::string> warnings = setup.warnings;
   for (const std::string& warning : host_warnings(team, ctx.backend == Backend::cuda))
     warnings.push_back(warning);
-  team.at("connecting the ranks", StepLimit::kUnknown);
+  team.at("connecting the ranks", limit.unknown());
   const std::unique_ptr<Collectives> collectives = connect(team, ctx);
   if (const double links = measure_links(ctx, *collectives); links > 0) {
     std::fprintf(tables, "links  %.3g GB/s in and out of each rank\n", links);
@@ -343,7 +345,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
 
   const uint64_t checkpoint_bytes =
       plan_checkpoint(model.table, model.dtype, planned_parameters.m.dtype, 0).bytes();
-  const double files_limit_s = StepLimit::of_files(checkpoint_bytes);
+  const double files_limit_s = limit.of_files(checkpoint_bytes);
   std::vector<float> initial;  // read before anything is written: it may not fit
   if (!setup.source.empty()) {
     team.at("reading the weights to start from", files_limit_s);
@@ -363,17 +365,17 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   ctx.graphs = graphs.get();
   upload_constants(ctx, model);
   team.at("loading weights", files_limit_s);
-  Training training(config, ctx, model, run_memory, layout, *collectives, setup.data, state);
+  const auto passed = [&team] { team.alive(); };
+  Training training(config, ctx, model, run_memory, layout, *collectives, setup.data, state, passed);
   load_start(ctx, setup, model, layout, team, training, run_memory.parameters, initial, loading);
   std::vector<float>().swap(initial);
   share_gemm_choices(team, *device, [&] { training.rehearse(); });
   std::optional<Feed> eval_feed;
-  if (with_eval) eval_feed.emplace(ctx, *setup.data.validation, config.micro_batch.value());
+  if (with_eval) eval_feed.emplace(ctx, *setup.data.validation, config.micro_batch.value(), passed);
 
   Reports reports(team, setup, *device, model.dtype, memory_plan.total, quiet.get());
   Saving saving(*files, ctx, model, config, run_memory.parameters, layout, team.saving(), save_bytes,
                 setup.tokenizers, reports.monitor());
-  StepLimit limit(static_cast<double>(config.hang_timeout));
 
   const auto report = [&](const PendingStep& pending) {
     const StepRecord record = training.finish(pending);
@@ -381,7 +383,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
     return reports.step(record);
   };
   const auto evaluate = [&](const StepRecord& at, int64_t batches) {
-    team.at(cat("evaluation after step ", at.step), StepLimit::kUnknown);
+    team.at(cat("evaluation after step ", at.step), limit.unknown());
     Event began(ctx.backend), ended(ctx.backend);
     began.record(ctx);
     const EvalResult result = evaluate_dataset(ctx, model, *run_memory.eval, training.hooks(), *eval_feed,
@@ -410,7 +412,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
       pending.pop_front();
     }
     if (due(*config.eval_every, step) && step < steps) evaluate(last, config.eval_batches);
-    if (due(*config.sample_every, step)) team.at(cat("sample after step ", step), StepLimit::kUnknown);
+    if (due(*config.sample_every, step)) team.at(cat("sample after step ", step), limit.unknown());
     if (due(*config.sample_every, step) && team.first())
       reports.sample(sample_text(device->context(), model, training.hooks(), run_memory.sampling,
                                  config.seq_len.value(), static_cast<uint64_t>(step), on_stories(config)));

@@ -86,6 +86,13 @@ void play(const std::string& scenario, Team& team, bool who) {
       team.reached("all-reduce", step);
       team.control().barrier(cat("barrier ", step));
     }
+  } else if (scenario == "slow") {  // one rank has work for much longer than its limit, piece by piece
+    for (int i = 0; who && i < std::stoi(variable("KINOE_STEPS", "0")); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      team.alive();
+    }
+    if (who && variable("KINOE_THEN", "") == std::string("hang")) sleep_for_ever();
+    team.control().barrier("the end of the work");
   } else {
     fail(ExitCode::internal, "no scenario '", scenario, "'");
   }
@@ -280,6 +287,25 @@ TEST_F(LaunchProgram, AStuckMainThreadIsNamedThoughItsHeartbeatsGoOn) {
                      "the last thing it reached: step 2: the thing that hangs 7",
                      "others are at: step 2: exchange of 'barrier 2'"});
   }
+}
+
+TEST_F(LaunchProgram, WhoIsAliveIsNotHungHoweverLongItTakes) {
+  start_all("slow", 3,
+            {{"KINOE_WHO", "1"}, {"KINOE_STEPS", "30"}, {"KINOE_HANG_TIMEOUT", "4"}, {"KINOE_LIMIT", "1.2"}});
+  expect_codes(0, 20);
+  EXPECT_EQ(said(), "");
+}
+
+TEST_F(LaunchProgram, SignsOfLifeDoNotPutARankAhead) {
+  start_all("slow", 3,
+            {{"KINOE_WHO", "1"},
+             {"KINOE_STEPS", "5"},
+             {"KINOE_THEN", "hang"},
+             {"KINOE_HANG_TIMEOUT", "4"},
+             {"KINOE_LIMIT", "1"}});
+  expect_codes(5, 20);
+  expect_one_line({"error: rank 1 (", "hangs: no progress for ", "s; the last thing it reached: set-up;",
+                   "others are at: set-up: exchange of 'the end of the work'"});
 }
 
 TEST_F(LaunchProgram, AWholeRunThatWasStoppedGoesOn) {

@@ -372,6 +372,7 @@ TEST(LaunchSolo, HasNoSocketAndNoThread) {
   EXPECT_EQ(team->control().exchange("x", "y"), std::vector<std::string>{"y"});
   team->at("step 1", 1);
   team->reached("x", 1);
+  team->alive();
   testing::internal::CaptureStderr();
   EXPECT_EQ(team->leave(Error(ExitCode::data, "no data")), 3);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "train_gpt: error: no data\n");

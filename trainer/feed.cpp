@@ -2,11 +2,13 @@
 #include "trainer/feed.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kinoe {
 
-Feed::Feed(const Context& ctx, const Dataset& dataset, int64_t rows)
+Feed::Feed(const Context& ctx, const Dataset& dataset, int64_t rows, std::function<void()> passed)
     : ctx_(ctx),
+      passed_(std::move(passed)),
       loader_(dataset, rows,
               Memory::pinned(ctx.backend,
                              Loader::buffer_bytes(rows, dataset.seq_len(), dataset.document_mask()))) {
@@ -16,6 +18,7 @@ Feed::Feed(const Context& ctx, const Dataset& dataset, int64_t rows)
 
 double Feed::put(const DeviceBatch& batch, int64_t first_sample, int64_t valid) {
   uploaded_[next_].wait();
+  if (passed_) passed_();
   const Batch& host = loader_.fetch(first_sample, valid);
   upload(ctx_, batch.tokens.data, host.tokens, batch.tokens.bytes());
   upload(ctx_, batch.targets.data, host.targets, batch.targets.bytes());

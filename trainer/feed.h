@@ -1,6 +1,7 @@
 // From a dataset to the device: micro-batches prepared by the loader's thread and uploaded without waiting.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "dataloader/loader.h"
@@ -12,8 +13,11 @@ namespace kinoe {
 /// A loader and the uploads from its buffers. A buffer is written again only when its upload has passed.
 class Feed {
  public:
-  /// `rows` sequences per micro-batch; `dataset` must outlive the feed.
-  Feed(const Context& ctx, const Dataset& dataset, int64_t rows);
+  /// `rows` sequences per micro-batch; `dataset` must outlive the feed. `passed` is called in every put(), as a sign that what was
+  /// queued before goes on: a CPU has then computed the micro-batch before. On a GPU the host runs ahead, but put() has waited for
+  /// an upload Loader::kHeld micro-batches ago, behind which stands what was computed before it: the sign is no older
+  /// than that, and a device that hangs ends the calls.
+  Feed(const Context& ctx, const Dataset& dataset, int64_t rows, std::function<void()> passed = {});
 
   /// Puts samples [first_sample, first_sample + valid) into `batch` and returns the milliseconds spent waiting for data.
   double put(const DeviceBatch& batch, int64_t first_sample, int64_t valid);
@@ -22,6 +26,7 @@ class Feed {
 
  private:
   Context ctx_;
+  std::function<void()> passed_;
   Loader loader_;
   std::vector<Event> uploaded_;  // of the loader's buffers that may still be read
   size_t next_ = 0;

@@ -78,13 +78,16 @@ class Team {
   /// MPI_COMM_WORLD is initialized and has these ranks.
   [[nodiscard]] virtual bool has_mpi() const = 0;
 
-  /// What the main thread does from now on, and how many seconds it may take until the next call of at() or reached()
-  /// before this rank counts as hung. All ranks go through the same phases in the same order: who hangs is known by who
+  /// What the main thread does from now on, and how many seconds it may take until the next call of at(), reached() or
+  /// alive() before this rank counts as hung. All ranks go through the same phases in the same order: who hangs is known by who
   /// is behind. Cheap (a mutex and a small string).
   virtual void at(const std::string& what, double limit_s) = 0;
   /// One more thing begun in the same phase, with the same limit: reached("reduce-scatter of bucket", 3). Cheap enough for
   /// every collective. Again, the same calls in the same order on all ranks.
   virtual void reached(const char* what, int64_t number) = 0;
+  /// The main thread goes on with the same thing: the time of its limit begins anew. For the pieces of what takes long, of
+  /// which each rank may have a number of its own. Cheap enough for every micro-batch.
+  virtual void alive() = 0;
 
   /// Ends the run because of `error`; main()'s catch returns what this returns. Rank 0 prints one line ("train_gpt: error:
   /// ...", with "rank 3 (host): " where the error is another rank's), and all ranks end with the same exit code within

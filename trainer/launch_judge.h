@@ -11,7 +11,7 @@ namespace kinoe {
 struct Progress {
   uint64_t operations = 0;  // collectives and exchanges begun: every one needs all ranks
   uint64_t phases = 0;      // calls of at()
-  double idle_s = 0;        // since either rose
+  double idle_s = 0;        // since either rose, or the main thread was last known to be alive
   double limit_s = 0;       // how long that may take; <= 0: for ever
   std::string what;         // reached last
 };

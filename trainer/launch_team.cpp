@@ -29,6 +29,7 @@ class Solo final : public Team {
   [[nodiscard]] bool has_mpi() const override { return false; }
   void at(const std::string& /*what*/, double /*limit_s*/) override {}
   void reached(const char* /*what*/, int64_t /*number*/) override {}
+  void alive() override {}
   int leave(const Error& error) noexcept override { return report(error); }
   void finish() override {}
 
@@ -55,6 +56,7 @@ class Connected final : public Team {
   [[nodiscard]] bool has_mpi() const override { return mpi_; }
   void at(const std::string& what, double limit_s) override { watch_.at(what, limit_s); }
   void reached(const char* what, int64_t number) override { watch_.reached(what, number); }
+  void alive() override { watch_.alive(); }
 
   int leave(const Error& error) noexcept override {
     try {

@@ -150,6 +150,11 @@ void Watch::reached(const char* what, int64_t number) {
   begin_operation();
 }
 
+void Watch::alive() {
+  const std::lock_guard lock(mutex_);
+  ++changes_;
+}
+
 void Watch::exchanging(const char* what) {
   const std::lock_guard lock(mutex_);
   operation_.assign("exchange of '").append(what).append("'");

@@ -29,6 +29,7 @@ class Watch {
   // The main thread's side; see Team.
   void at(const std::string& what, double limit_s);
   void reached(const char* what, int64_t number);
+  void alive();
   void exchanging(const char* what);
   /// Tells the others; returns the exit code of the run when all know it. What there was to print has been printed.
   ExitCode leave(const Error& error);
