@@ -502,6 +502,13 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return leave(
         {kinoe::ExitCode::usage, "out of host memory; use a smaller model, batch or sequence length"});
+  } catch (const std::system_error& error) {
+    const bool limit = error.code() == std::errc::resource_unavailable_try_again;
+    return leave(
+        limit ? kinoe::Error(kinoe::ExitCode::usage,
+                             "no more threads or processes may be started here (ulimit -u, pids.max of a "
+                             "container): raise the limit")
+              : kinoe::Error(kinoe::ExitCode::internal, kinoe::cat("internal error: ", error.what())));
   } catch (const std::exception& error) {
     return leave({kinoe::ExitCode::internal, kinoe::cat("internal error: ", error.what())});
   }

@@ -3,10 +3,12 @@
 #include "trainer/checkpoint_saver.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <system_error>
 #include <thread>
 
 #include "test/checkpoint_harness.h"
@@ -48,6 +50,28 @@ class SlowFiles : public FaultyFiles {
   std::chrono::microseconds delay_;
 };
 
+/// No thread can be started: each would get a stack larger than the address space.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge;
+    pthread_getattr_default_np(&huge);
+    pthread_attr_setstacksize(&huge, size_t{1} << 47);
+    pthread_setattr_default_np(&huge);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoMoreThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+  NoMoreThreads(const NoMoreThreads&) = delete;
+  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+
+ private:
+  pthread_attr_t before_{};
+};
+
 class CheckpointSaverTest : public testing::Test {
  protected:
   CheckpointSource source() {
@@ -85,6 +109,21 @@ class CheckpointSaverTest : public testing::Test {
   FreshDirectory run;
   StoredModel live{small_llama(false)};
 };
+
+TEST_F(CheckpointSaverTest, WithoutMoreThreadsItsOwnWritesAll) {
+  CheckpointSaver::Options alone = options(2);
+  alone.writers = 4;
+  CheckpointSaver saver(*real, device->context(), live.table, source(), *ranks, alone);
+  {
+    const NoMoreThreads none;
+    EXPECT_THROW(std::thread([] {}).join(), std::system_error);
+    save(saver, 1);
+    const std::optional<SaveResult> result = saver.wait();
+    ASSERT_TRUE(result);
+    EXPECT_EQ(result->error, "");
+  }
+  expect_holds(*real, at(1), live);
+}
 
 TEST_F(CheckpointSaverTest, HoldsExactlyItsStepWhileTrainingGoesOn) {
   for (const DType weights : {DType::f32, DType::bf16})

@@ -297,6 +297,18 @@ TEST_F(Faults, ALimitOfTheFileSizeIsAnErrorNotASignal) {
   EXPECT_NE(got.output.find("ulimit -f"), std::string::npos) << got.output;
 }
 
+TEST_F(Faults, ALimitOfThreadsIsNamed) {
+  write_shard("a.bin", tokens(500), kMagic16, 1);
+  // Every thread would get a stack of 128 TiB, which no address space has: the same EAGAIN as beyond ulimit -u, which
+  // does not hold for root. In KiB.
+  const Outcome got = run_shell("ulimit -s 137438953472 && export OMP_NUM_THREADS=1 && " +
+                                command(tiny({"--data", "a.bin"})));
+  EXPECT_EQ(got.code, kUsage) << got.output;
+  EXPECT_NE(got.output.find("error: no more threads or processes may be started here (ulimit -u"),
+            std::string::npos)
+      << got.output;
+}
+
 TEST_F(Faults, AResultThatCannotBePrintedIsAnError) {
   write_shard("a.bin", tokens(500), kMagic16, 1);
   ASSERT_EQ(run(tiny({"--data", "a.bin"})).code, 0);

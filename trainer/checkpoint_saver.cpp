@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 
 #include "trainer/checkpoint.h"
 
@@ -249,14 +250,18 @@ std::vector<uint64_t> CheckpointSaver::write_blocks(Job& job, FirstFailure& fail
       put(free_, std::move(*block));
     }
   };
-  std::vector<std::thread> others;
-  for (int i = 1; i < options_.writers; ++i)
-    others.emplace_back([&] {
-      failure.attempt([&] { use_device(ctx_); });
-      write_some();
-    });
-  write_some();
-  for (std::thread& other : others) other.join();
+  {
+    std::vector<std::jthread> others;
+    try {
+      for (int i = 1; i < options_.writers; ++i)
+        others.emplace_back([&] {
+          failure.attempt([&] { use_device(ctx_); });
+          write_some();
+        });
+    } catch (const std::system_error&) {  // a limit of threads: fewer do the same
+    }
+    write_some();
+  }
   std::vector<uint64_t> checksums(job.plan.chunks());
   failure.attempt([&] {
     if (job.torn) fail(ExitCode::checkpoint, "the numbers of the step could not be copied");

@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -62,10 +63,14 @@ class Connected final : public Team {
     try {
       const ExitCode code = watch_.leave(error);
       // What the main thread still destroys on its way out may wait for a rank or a GPU that is no more.
-      std::thread([code] {
-        std::this_thread::sleep_for(std::chrono::seconds(5));
+      try {
+        std::thread([code] {
+          std::this_thread::sleep_for(std::chrono::seconds(5));
+          end_process(code);
+        }).detach();
+      } catch (const std::system_error&) {
         end_process(code);
-      }).detach();
+      }
       return static_cast<int>(code);
     } catch (...) {
       return report(error);
