@@ -1,6 +1,5 @@
 // Teams of several processes: that they find each other, and that they end together, saying why.
 #include "test/launch_program.h"
-#include "test/mpi_program.h"
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -326,77 +325,6 @@ TEST_F(LaunchProgram, ARegularEndSaysNothing) {
     expect_codes(0, 10);
     EXPECT_EQ(said(), "");
   }
-}
-
-// ------------------------------------------------------------------------------------------ over MPI
-
-/// The same teams started by scripts/run_mpi.sh, whose output and exit code are what a user sees.
-class LaunchMpi : public LaunchProgram {
- protected:
-  void SetUp() override {
-    LaunchProgram::SetUp();
-    if (IsSkipped()) return;
-    if (!std::filesystem::exists(kScript)) GTEST_SKIP() << "not run in the repository: no " << kScript;
-    std::ofstream program(directory_ + "/rank");
-    program << "#!/bin/sh\nexec";
-    for (const std::string& word : scenario_command()) program << " '" << word << "'";
-    program << " >/dev/null\n";
-    program.close();
-    std::filesystem::permissions(directory_ + "/rank", std::filesystem::perms::owner_all);
-    static const std::string why = [this] {
-      RankProcess& tried = start_mpi("nothing", 2);
-      const int code = tried.wait(60);
-      return code == 0 ? std::string() : cat("code ", code, ": ", tried.said());
-    }();
-    // A machine without Open MPI, or a build without it. Anything else that goes wrong is a failure.
-    if (why.find("scripts/setup.sh") != std::string::npos) GTEST_SKIP() << "no MPI here: " << why;
-    ASSERT_EQ(why, "");
-    ranks_.clear();
-  }
-  void TearDown() override {
-    // After a failure: the script ends its mpirun when it is asked to, not when it is killed.
-    for (RankProcess& run : ranks_)
-      if (run.wait(0) < 0) {
-        run.send(SIGTERM);
-        run.wait(10);
-      }
-    LaunchProgram::TearDown();
-  }
-  RankProcess& start_mpi(const std::string& scenario, int ranks, RankProcess::Variables variables = {}) {
-    variables["KINOE_BINARY"] = directory_ + "/rank";
-    variables["OMP_NUM_THREADS"] = "1";
-    variables["ASAN_OPTIONS"] = sanitizer_of_ranks();
-    ranks_.emplace_back(std::vector<std::string>{"/bin/bash", kScript, std::to_string(ranks)}, scenario,
-                        variables, directory_ + "/mpi" + std::to_string(ranks_.size()));
-    return ranks_.back();
-  }
-  static constexpr const char* kScript = "scripts/run_mpi.sh";
-};
-
-TEST_F(LaunchMpi, RanksExchangeTexts) {
-  start_mpi("texts", 3);
-  expect_codes(0, 60);
-  EXPECT_EQ(said(), "local ranks 0 1 2 \n");
-}
-
-TEST_F(LaunchMpi, AnErrorOfOneRankIsTheRuns) {
-  start_mpi("fail_waiting", 3, {{"KINOE_WHO", "2"}});
-  expect_codes(6, 60);
-  expect_one_line({"error: rank 2 (", "): a GPU fault\n"});
-}
-
-TEST_F(LaunchMpi, AKilledRankIsNamed) {
-  RankProcess& run = start_mpi("steps", 3);
-  ASSERT_TRUE(run.says("running 1 as ", 60) && run.says("running 0 as ", 60) && run.says("running 2 as ", 60))
-      << said();
-  const std::string before = said();
-  const std::string at = "running 1 as ";
-  ASSERT_EQ(kill(std::stoi(before.substr(before.find(at) + at.size())), SIGKILL), 0);
-  expect_codes(5, 60);
-  const std::string text = said().substr(before.size());
-  EXPECT_EQ(text.find("train_gpt: error: rank 1 ("), 0U) << text;
-  EXPECT_NE(text.find("is lost: it ended without a word"), std::string::npos) << text;
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
 }
 
 }  // namespace
