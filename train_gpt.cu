@@ -297,7 +297,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   // latest-valid reads whole checkpoints, on a file system that all ranks may share.
   team.at("reading the configuration and opening the data",
           command.run.resume == "latest-valid" ? std::max(6 * 3600.0, limit.unknown()) : limit.unknown());
-  RunSetup setup = set_up_run(*files, command, team.ranks());
+  RunSetup setup = set_up_run(*files, command, team.control());
   RunConfig& config = setup.config;
   const TrainingState& state = setup.state;
   std::FILE* tables = !team.first() ? quiet.get()
@@ -308,6 +308,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Device> device = open_device(config, team.place());
   Context ctx = device->context();
   std::fputs(compare_ranks(team, *device, config, states_of(setup), found(setup)).c_str(), tables);
+  check_stop_after(config, state);
   std::vector<std::string> warnings = setup.warnings;
   for (const std::string& warning : host_warnings(team, ctx.backend == Backend::cuda))
     warnings.push_back(warning);
@@ -394,7 +395,9 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
     return result;
   };
 
-  const int64_t steps = config.steps.value(), stop = std::min(steps, config.stop_after.value_or(steps));
+  // A run whose steps are all done is finished, wherever it was to stop.
+  const int64_t steps = config.steps.value(),
+                stop = std::max(state.step, std::min(steps, config.stop_after.value_or(steps)));
   const auto due = [](int64_t every, int64_t step) { return every > 0 && step % every == 0; };
   std::deque<PendingStep> pending;
   for (int64_t step = state.step + 1; step <= stop; ++step) {
@@ -433,9 +436,8 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
     return saves ? "checkpoint " + checkpoint_path(config.out, step) : std::string("no checkpoint, as asked");
   };
   if (stop < steps) {
-    const int64_t done = std::max(stop, state.step);  // asked for what had been done: nothing to do
-    std::fprintf(tables, "stopped after step %lld of %lld; %s\n", static_cast<long long>(done),
-                 static_cast<long long>(steps), checkpoint_at(done).c_str());
+    std::fprintf(tables, "stopped after step %lld of %lld; %s\n", static_cast<long long>(stop),
+                 static_cast<long long>(steps), checkpoint_at(stop).c_str());
     return static_cast<int>(ExitCode::stopped);
   }
   std::fprintf(tables, "%s\nloss curve %s\n", checkpoint_at(steps).c_str(), reports.draw_loss().c_str());

@@ -117,6 +117,18 @@ TEST_F(RanksFaults, Row25AnotherOptionOrProgramOnOneRank) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
+/// They decide what a start does and are no settings of the run: ranks that disagree would wait for each other.
+TEST_F(RanksFaults, Row25AnotherOptionOfOneStartOnOneRank) {
+  for (const auto& [more, part] : std::vector<std::pair<std::string, std::string>>{
+           {"--stop-after 4", "--stop-after: missing on ranks 0, 2 ("},
+           {"--dry-run", "--dry-run: missing on ranks 0, 2 ("},
+           {"--resume auto --override lr", "--override: missing on ranks 0, 2 ("}}) {
+    make_rank(1, "set -- \"$@\" " + more);
+    expect_error(5, 3, {"the ranks are not alike: ", part, " on rank 1 ("}, nine("run"));
+    EXPECT_FALSE(fs::exists(path("run")));
+  }
+}
+
 TEST_F(RanksFaults, Row26AnInterfaceThatIsNotThereAndARankThatNeverComes) {
   make_rank(0, "export NCCL_SOCKET_IFNAME==nosuch0");
   make_rank(1, "export NCCL_SOCKET_IFNAME==nosuch0");
@@ -217,6 +229,22 @@ TEST_F(RanksFaults, AStopOnRequestIs75OfAllRanks) {
   EXPECT_EQ(checkpoints("run"), std::vector<std::string>{"step_00000002"});
 }
 
+/// Rank 0 reads them; another one need not even see the run where nothing is saved.
+TEST_F(RanksFaults, ABegunRunWithoutACheckpointHasTheSameSettingsOnAllRanks) {
+  std::vector<std::string> arguments = nine("run", {"--stop-after", "2"});
+  arguments.emplace_back("--no-checkpoints");
+  expect_ranks(kStopped, 2, arguments);
+  fs::create_directories(path("elsewhere"));
+  for (const char* file : {"m.json", "text.bin"}) fs::copy_file(path(file), path("elsewhere") + "/" + file);
+  make_rank(1, "cd elsewhere");
+  expect_ranks(0, 2, go_on("run"));
+  EXPECT_NE(said().find("no checkpoint yet in run: begins at step 0 with the settings of run/config.toml\n"),
+            std::string::npos)
+      << said();
+  expect_same("run", undisturbed());
+  EXPECT_FALSE(fs::exists(path("elsewhere/run")));
+}
+
 TEST_F(RanksFaults, ALogHasNoProgressBar) {
   std::string text =
       "cd " + kinoe::quoted(fs::current_path()) + " && KINOE_DIRECTORY=" + kinoe::quoted(directory) +
@@ -237,7 +265,7 @@ TEST_F(RanksFaults, AnEndBySignalLeavesNothingRunningAndNoHalfCheckpoint) {
   const int code = process().wait(30);
   EXPECT_TRUE(code > 0 && code != kStopped) << code << ": " << said();  // no checkpoint was asked for
   expect_nothing_left();
-  const Outcome on = run_on(1, go_on("run", {"--stop-after", "7", "--save-every", "0"}));
+  const Outcome on = run_on(1, go_on("run", {"--stop-after", next_step("run"), "--save-every", "0"}));
   EXPECT_TRUE(on.code == kStopped) << on.output;
   EXPECT_NE(on.output.find("going on from "), std::string::npos) << on.output;
 }

@@ -23,6 +23,28 @@ TEST_F(ResumeFaults, NoCheckpointWhereOneMustBe) {
   EXPECT_EQ(steps_of("run").size(), 20U);
 }
 
+/// The defaults in place of settings that cannot be read would be another run in this one's directory.
+TEST_F(ResumeFaults, SettingsOfABegunRunThatCannotBeRead) {
+  expect_code(kStopped, run(start("run", "llama.json", {"--stop-after", "3"})));
+  fs::remove_all(path("run/checkpoints"));
+  const std::string whole = read("run/config.toml"), metrics = read("run/metrics.jsonl"),
+                    record = read("run/run.json");
+  const std::string half = whole.substr(0, whole.find("\nseed") + 1);
+  for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
+           {"", "run/config.toml is damaged: 'model'"},
+           {half, "run/config.toml is damaged: 'lr'"},
+           {whole.substr(0, whole.find("log-format")), "'log-format', which every run records, is missing"},
+           {whole.substr(0, 20), "run/config.toml line "},
+           {std::string(300, '\0'), "run/config.toml line 1"},
+           {whole + "lr = 1\n", "'lr' was already set"}}) {
+    write("run/config.toml", text);
+    expect_error(kUsage, {part, "; put it right, or begin anew with another --out"}, go_on("run"));
+    EXPECT_EQ(read("run/config.toml"), text);
+  }
+  EXPECT_EQ(read("run/metrics.jsonl"), metrics);
+  EXPECT_EQ(read("run/run.json"), record);
+}
+
 TEST_F(ResumeFaults, Row37GarbageInLatestIsSaidAndIgnored) {
   make_half_a_run("run");
   write("run/checkpoints/latest", "\x01 nonsense");
@@ -124,14 +146,14 @@ TEST_F(ResumeFaults, Row29ASecondProcessInTheSameRun) {
   const std::string script =
       background(start("run", "llama.json", {"--steps", "1000000", "--save-every", "50"})) +
       "for i in $(seq 1000); do sleep 0.01; [ -e run/checkpoints/step_00000050 ] && break; done; " +
-      command(go_on("run")) + "; echo code $?; kill -9 $pid; wait $pid 2>/dev/null; " +
-      command(go_on("run", {"--stop-after", "1"})) + "; echo code $?";
+      command(go_on("run")) + "; echo code $?; kill -9 $pid; wait $pid 2>/dev/null";
   const Outcome got = run_shell(script);
   const size_t refused = got.output.find("in use by another process (host ");
   ASSERT_NE(refused, std::string::npos) << got.output;
   EXPECT_NE(got.output.find("code 2\n"), std::string::npos) << got.output;
-  EXPECT_NE(got.output.find("stopped after step "), std::string::npos) << got.output;
-  EXPECT_NE(got.output.find("code 75\n"), std::string::npos) << got.output;
+  const Outcome on = run(go_on("run", {"--stop-after", next_step("run")}));
+  EXPECT_TRUE(on.code == kStopped) << on.output;
+  EXPECT_NE(on.output.find("stopped after step "), std::string::npos) << on.output;
 }
 
 TEST_F(ResumeFaults, Row34FilesThatCannotGrow) {

@@ -121,6 +121,13 @@ class ResumeProgramTest : public ProgramTest {
     std::sort(names.begin(), names.end());
     return names;
   }
+  /// A step that a run does when it goes on.
+  [[nodiscard]] std::string next_step(const std::string& run_directory) const {
+    int64_t newest = 0;
+    for (const std::string& name : checkpoints(run_directory))
+      if (fs::path(name).extension().empty()) newest = std::stoll(name.substr(5));
+    return std::to_string(newest + 1);
+  }
   [[nodiscard]] Json state(const std::string& run_directory, const std::string& step) const {
     return Json::parse(read(run_directory + "/checkpoints/" + step + "/trainer/state.json"));
   }

@@ -121,17 +121,48 @@ TEST_F(ResumeProgram, EveryScheduleGoesOn) {
 
 TEST_F(ResumeProgram, AFinishedOrStoppedRunHasNothingToDo) {
   make_half_a_run("run");
-  const Outcome stopped = run(go_on("run", {"--stop-after", "15"}));
-  expect_code(kStopped, stopped);
-  EXPECT_NE(stopped.output.find("stopped after step 20 of 40"), std::string::npos) << stopped.output;
+  // Not 75, after which a script starts the same command again.
+  for (const char* step : {"15", "20"})
+    expect_error(kUsage,
+                 {std::string("--stop-after ") + step +
+                  ": the checkpoint is already at step 20; give a later step or leave it out"},
+                 go_on("run", {"--stop-after", step}));
   expect_code(0, run(go_on("run")));
   const std::string metrics = read("run/metrics.jsonl");
   expect_code(0, run(go_on("run")));
+  for (const char* step : {"15", "40", "50"}) expect_code(0, run(go_on("run", {"--stop-after", step})));
   EXPECT_EQ(read("run/metrics.jsonl"), metrics);
   EXPECT_EQ(steps_of("run").size(), 40U);
   // The record of the configuration is the run's, not that of one start.
   EXPECT_EQ(read("run/config.toml").find("stop-after"), std::string::npos);
   EXPECT_NE(read("run/config.toml").find("resume = \"never\""), std::string::npos);
+}
+
+/// A run that ended before its first checkpoint was told to start again with --resume auto: that command alone must do.
+TEST_F(ResumeProgram, ABegunRunWithoutACheckpointBeginsAgainWithItsOwnSettings) {
+  expect_code(0, run(start("straight")));
+  expect_code(kStopped, run(start("run", "llama.json", {"--stop-after", "3"})));
+  fs::remove_all(path("run/checkpoints"));
+  const std::string settings = read("run/config.toml");
+  const Outcome got = run(go_on("run"));
+  expect_code(0, got);
+  EXPECT_NE(
+      got.output.find("no checkpoint yet in run: begins at step 0 with the settings of run/config.toml\n"),
+      std::string::npos)
+      << got.output;
+  expect_same("run", steps_of("straight"));
+  EXPECT_EQ(read("run/config.toml"), settings);
+  // The same command once more, and one that changes something.
+  for (const std::string rate : {"0.01", "0.02"}) {
+    fs::remove_all(path("run/checkpoints"));
+    const Outcome again = run(go_on("run", {"--lr", rate, "--tokens", "1280", "--stop-after", "2"}));
+    expect_code(kStopped, again);
+    EXPECT_EQ(again.output.find("config.toml, but for lr: 0.02 instead of 0.01\n") != std::string::npos,
+              rate == "0.02")
+        << again.output;
+  }
+  EXPECT_NE(steps_of("run")[1]["weights_hash"], steps_of("straight")[1]["weights_hash"]);
+  EXPECT_NE(read("run/config.toml").find("lr = 0.02\n"), std::string::npos);
 }
 
 TEST_F(ResumeProgram, KeepAndKeepEvery) {

@@ -37,6 +37,16 @@ std::string compare_ranks(Team& team, const Device& device, const RunConfig& con
                 {"NCCL", info.pci.empty() ? "" : nccl_version()}};
   for (auto& [name, value] : settings_of(without_start_options(config)))
     if (name != "out") facts.same.emplace_back("--" + name, value);
+  // Of the options of one start those that decide where it begins and ends.
+  RunConfig start;
+  start.resume = config.resume;
+  start.override_ = config.override_;
+  start.stop_after = config.stop_after;
+  start.dry_run = config.dry_run;
+  const auto none = settings_of(RunConfig{});
+  for (auto& [name, value] : settings_of(start))
+    if (std::find(none.begin(), none.end(), std::pair(name, value)) == none.end())
+      facts.same.emplace_back("--" + name, value);
   facts.same.insert(facts.same.end(), found.begin(), found.end());
   for (const DataState* state : data)
     for (const SourceState& source : state->sources)

@@ -295,6 +295,12 @@ void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>
     notes.push_back(cat("zero is ", to, ", was ", from, topology ? ": the same numbers" : kLastBits));
 }
 
+void check_stop_after(const RunConfig& config, const TrainingState& state) {
+  if (config.stop_after && *config.stop_after <= state.step && state.step < config.steps.value())
+    fail(ExitCode::usage, "--stop-after ", *config.stop_after, ": the checkpoint is already at step ",
+         state.step, "; give a later step or leave it out");
+}
+
 void reconcile_ranks(const RunConfig& config, TrainingState& state, int ranks,
                      std::vector<std::string>& notes) {
   if (state.ranks != 0 && state.ranks != ranks)

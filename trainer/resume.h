@@ -37,6 +37,10 @@ std::vector<std::string> claim_run(Files& files, const std::string& run_director
 /// steps is overridden: with another global batch config.steps is counted anew.
 void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>& notes);
 
+/// Throws ExitCode::usage where --stop-after names a step that was done already, unless all of the run's were: a script that
+/// starts a stopped run again would do so for ever.
+void check_stop_after(const RunConfig& config, const TrainingState& state);
+
 /// Says of another number of ranks what it means for the numbers. `state` has this run's afterwards.
 void reconcile_ranks(const RunConfig& config, TrainingState& state, int ranks,
                      std::vector<std::string>& notes);

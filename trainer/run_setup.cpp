@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "dataloader/stories.h"
+#include "trainer/config_toml.h"
 #include "trainer/import.h"
 #include "trainer/inference.h"
 #include "trainer/tables.h"
@@ -97,13 +98,67 @@ void continue_data(const CheckpointReader& checkpoint, TrainingState& state) {
   state.first_sample = checkpoint.state().first_sample + checkpoint.state().samples;
 }
 
+/// Throws ExitCode::usage for a config.toml that no run left behind like this. The program's defaults in place of what is
+/// missing would be another run.
+void check_recorded(const std::string& text, const std::string& path) {
+  constexpr const char* kAdvice = "; put it right, or begin anew with another --out";
+  try {
+    run_config_from_toml(text, path);
+  } catch (const Error& error) {
+    fail(ExitCode::usage, error.what(), kAdvice);
+  }
+  const std::vector<TomlEntry> entries = parse_toml(text, path);
+  // The last one of a file is among them.
+  for (const char* name : {"model", "steps", "global-batch", "micro-batch", "seq-len", "lr", "log-format"})
+    if (std::none_of(entries.begin(), entries.end(), [&](const TomlEntry& e) { return e.key == name; }))
+      fail(ExitCode::usage, path, " is damaged: '", name, "', which every run records, is missing", kAdvice);
+}
+
+/// A run that was begun and has no checkpoint yet: its config.toml, as rank 0 reads it; "" where there is none.
+std::string recorded_settings(Files& files, const RunConfig& command, const ResumePoint& from,
+                              Channel& ranks) {
+  const std::string path = join_path(from.run_directory, "config.toml");
+  std::string text;
+  if (ranks.rank() == 0 && command.resume == "auto" && !from.checkpoint &&
+      files.kind(path) == Files::Kind::file)
+    text = in_class(ExitCode::usage, [&] {
+      const std::string found = read_file(files, path);
+      check_recorded(found, path);
+      return found;
+    });
+  return ranks.from_first("settings of the run", text);
+}
+
+/// What of a run's recorded settings this start changes: "lr: 0.02 instead of 0.01".
+std::string changed(const std::vector<std::pair<std::string, std::string>>& recorded,
+                    const RunConfig& config) {
+  const auto now = settings_of(without_start_options(config));
+  const auto value = [](const auto& settings, const std::string& name) {
+    for (const auto& [key, text] : settings)
+      if (key == name) return text;
+    return std::string("not set");
+  };
+  std::vector<std::string> rows;
+  for (const auto* names : {&recorded, &now})
+    for (const auto& [name, ignored] : *names) {
+      const std::string from = value(recorded, name), to = value(now, name);
+      const std::string row = cat(name, ": ", to, " instead of ", from);
+      if (name != "out" && from != to && std::find(rows.begin(), rows.end(), row) == rows.end())
+        rows.push_back(row);
+    }
+  return joined(rows);
+}
+
 }  // namespace
 
 bool on_stories(const RunConfig& config) { return config.data.empty(); }
 
-RunSetup set_up_run(Files& files, const CommandLine& command, int ranks) {
+RunSetup set_up_run(Files& files, const CommandLine& command, Channel& ranks) {
   RunSetup setup;
   setup.from = find_resume_point(files, command.run);
+  const std::string config_path = join_path(setup.from.run_directory, "config.toml");
+  const std::string begun = recorded_settings(files, command.run, setup.from, ranks);
+  std::vector<std::pair<std::string, std::string>> recorded;  // of a run without a checkpoint
   const CheckpointReader* checkpoint = setup.from.checkpoint.get();
   TrainingState& state = setup.state;
   RunConfig& config = setup.config;
@@ -112,6 +167,9 @@ RunSetup set_up_run(Files& files, const CommandLine& command, int ranks) {
     state = checkpoint->state();
     config = resumed_config(state.settings, join_path(checkpoint->directory(), "trainer/state.json"),
                             command.given);
+  } else if (!begun.empty()) {
+    recorded = settings_of(run_config_from_toml(begun, config_path));
+    config = resumed_config(recorded, config_path, command.given);
   }
   config.out = setup.from.run_directory;
 
@@ -145,14 +203,19 @@ RunSetup set_up_run(Files& files, const CommandLine& command, int ranks) {
   facts.has_validation = on_stories(config) || !validation_files.empty();
   facts.gpus = find_gpus();
   facts.schedule_tokens = state.schedule_tokens;
-  facts.ranks = ranks;
+  facts.ranks = ranks.ranks();
   setup.notes = setup.from.notes;
   for (const std::string& note : resolve(config, facts)) setup.notes.push_back(note);
   if (checkpoint != nullptr)
     reconcile(config, state, setup.notes);
   else
     state.schedule_tokens = config.total_tokens();
-  reconcile_ranks(config, state, ranks, setup.notes);
+  if (checkpoint == nullptr && !begun.empty()) {
+    const std::string changes = changed(recorded, config);
+    setup.notes.push_back(cat("no checkpoint yet in ", config.out, ": begins at step 0 with the settings of ",
+                              config_path, changes.empty() ? "" : ", but for ", changes));
+  }
+  reconcile_ranks(config, state, ranks.ranks(), setup.notes);
 
   setup.data = open_data(config, state.schedule_tokens, training_files, validation_files, setup.model);
   if (checkpoint != nullptr)
@@ -161,7 +224,7 @@ RunSetup set_up_run(Files& files, const CommandLine& command, int ranks) {
     state.data = setup.data.training->state();
   state.settings = settings_of(config);
 
-  const std::string& wanted = command.run.tokenizer;
+  const std::string& wanted = checkpoint != nullptr ? command.run.tokenizer : config.tokenizer;
   setup.tokenizers = tokenizer_files(files, wanted, setup.source, setup.from);
   const std::string tokenizer_from = !wanted.empty()         ? wanted
                                      : checkpoint != nullptr ? checkpoint->directory()

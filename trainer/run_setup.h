@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dataloader/dataset.h"
+#include "trainer/channel.h"
 #include "trainer/checkpoint_state.h"
 #include "trainer/checkpoint_write.h"
 #include "trainer/config.h"
@@ -36,8 +37,10 @@ struct RunSetup {
 
 bool on_stories(const RunConfig& config);
 
-/// Opens what the command names and checks that it fits together. Nothing is written. Throws Error of the class of the fault.
-RunSetup set_up_run(Files& files, const CommandLine& command, int ranks);
+/// Opens what the command names and checks that it fits together. Nothing is written. Every rank looks for itself, but for the
+/// settings of a run that was begun and has no checkpoint yet (--resume auto), which rank 0 reads for all: it writes
+/// them anew. Throws Error of the class of the fault.
+RunSetup set_up_run(Files& files, const CommandLine& command, Channel& ranks);
 
 /// The weights of setup.source in the flat range, fp32; of a checkpoint of this program its masters. With --data-start continue
 /// setup.state begins where that checkpoint's run had come to.
