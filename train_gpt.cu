@@ -14,7 +14,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -36,6 +35,8 @@
 #include "trainer/inference.h"
 #include "trainer/inspect.h"
 #include "trainer/launch.h"
+#include "trainer/launch_end.h"
+#include "trainer/launch_limits.h"
 #include "trainer/model.h"
 #include "trainer/model_config.h"
 #include "trainer/monitor.h"
@@ -292,7 +293,11 @@ TrainingState state_at(const TrainingState& start, const StepRecord& at) {
 int train(const CommandLine& command, Team& team, int argc, char** argv) {
   const std::unique_ptr<Files> files = posix_files();
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> quiet(std::fopen("/dev/null", "w"), std::fclose);
-  CHECK(quiet != nullptr, "/dev/null cannot be opened");
+  if (quiet == nullptr) {
+    const int error = errno;
+    check_open_files(error);
+    fail(ExitCode::usage, "/dev/null cannot be opened: ", std::generic_category().message(error));
+  }
   StepLimit limit(static_cast<double>(command.run.hang_timeout));
   // latest-valid reads whole checkpoints, on a file system that all ranks may share.
   team.at("reading the configuration and opening the data",
@@ -501,17 +506,7 @@ int main(int argc, char** argv) {
     return kinoe::run(argc, argv, team);
   } catch (const kinoe::Error& error) {
     return leave(error);
-  } catch (const std::bad_alloc&) {
-    return leave(
-        {kinoe::ExitCode::usage, "out of host memory; use a smaller model, batch or sequence length"});
-  } catch (const std::system_error& error) {
-    const bool limit = error.code() == std::errc::resource_unavailable_try_again;
-    return leave(
-        limit ? kinoe::Error(kinoe::ExitCode::usage,
-                             "no more threads or processes may be started here (ulimit -u, pids.max of a "
-                             "container): raise the limit")
-              : kinoe::Error(kinoe::ExitCode::internal, kinoe::cat("internal error: ", error.what())));
   } catch (const std::exception& error) {
-    return leave({kinoe::ExitCode::internal, kinoe::cat("internal error: ", error.what())});
+    return leave(kinoe::error_of(error));
   }
 }

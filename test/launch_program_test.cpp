@@ -2,6 +2,7 @@
 #include "test/launch_program.h"
 
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -105,6 +106,11 @@ TEST(LaunchScenario, DISABLED_OfARank) {
   options.launch_timeout_s = std::stod(variable("KINOE_LAUNCH_TIMEOUT", "20"));
   options.hang_timeout_s = std::stod(variable("KINOE_HANG_TIMEOUT", "40"));
   options.expect_ranks = std::stoi(variable("KINOE_EXPECT_RANKS", "0"));
+  if (const auto files = static_cast<rlim_t>(std::stoi(variable("KINOE_FILES", "0"))); files > 0) {
+    for (int inherited = 3; inherited < 100; ++inherited) close(inherited);
+    const rlimit limit{files, files};
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
   std::unique_ptr<Team> team;
   int code = 0;
   try {
@@ -172,6 +178,29 @@ TEST_F(LaunchProgram, StrangersOnThePortHarmNobody) {
   EXPECT_NE(other.said().find("closed the connection"), std::string::npos) << other.said();
   start("texts", 1, 2);
   expect_codes(0, 10, 1);
+}
+
+TEST_F(LaunchProgram, ALimitOfOpenFilesIsNamedAtOnce) {
+  // Rank 0 runs out of them while the others come; and another rank, before it has come.
+  start("nothing", 0, 6, {{"KINOE_FILES", "12"}});
+  for (int rank = 1; rank < 6; ++rank) start("nothing", rank, 6, {{"KINOE_LAUNCH_TIMEOUT", "0.5"}});
+  EXPECT_EQ(ranks_[0].wait(10), 2) << said();
+  expect_one_error(ranks_[0].said(), {"only 12 files may be open (ulimit -n), and all are"});
+  // Enough to come, but not for what a rank needs then.
+  for (const int who : {0, 1}) {
+    ranks_.clear();
+    port_ = free_port();
+    for (const int rank : {0, 1}) start("nothing", rank, 2, {{"KINOE_FILES", rank == who ? "7" : "50"}});
+    expect_codes(2, 10);
+    if (who == 0)
+      expect_one_line({"train_gpt: error: only 7 files may be open"});
+    else
+      expect_one_line({"train_gpt: error: rank 1 (", "): only 7 files may be open"});
+  }
+  ranks_.clear();
+  RankProcess& alone = start("nothing", 1, 2, {{"KINOE_FILES", "3"}});
+  EXPECT_EQ(alone.wait(10), 2) << said();
+  expect_one_error(alone.said(), {"only 3 files may be open (ulimit -n), and all are"});
 }
 
 TEST_F(LaunchProgram, TwoProcessesWithOneNumberAreBothNamed) {

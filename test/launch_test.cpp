@@ -204,6 +204,8 @@ TEST(LaunchLimits, WarningsNameTheNumberNeeded) {
       << both[0];
   EXPECT_NE(both[1].find("/dev/shm has 64 MiB free; NCCL may need 512 MiB"), std::string::npos) << both[1];
   EXPECT_GT(raise_open_files(), 0);
+  EXPECT_NO_THROW(require_open_files(8, 100'000));
+  EXPECT_THROW(require_open_files(8, 24), Error) << "21 connections";
 }
 
 // ------------------------------------------------------------------------------------------ verdicts

@@ -155,6 +155,12 @@ TEST_F(RanksFaults, Row27FewOpenFilesOnAnyHostAreSaidOnce) {
   EXPECT_EQ(text.find("only 40 files", at + 3), std::string::npos) << text;
 }
 
+TEST_F(RanksFaults, TooFewOpenFilesEndTheRunAtOnce) {
+  make_rank(0, "ulimit -n 40");
+  expect_error(2, 8, {"error: only 40 files may be open (ulimit -n), and rank 0 of 8 needs "}, nine("run"));
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
 TEST_F(RanksFaults, AMistakeInTheCommandLineIsSaidOnce) {
   expect_error(2, 3, {"train_gpt: error: unknown option --stepz; nearest known: --steps"},
                nine("run", {"--stepz", "3"}));

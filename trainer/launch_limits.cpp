@@ -3,6 +3,10 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
 
 #include "trainer/launch_limits.h"
 
@@ -28,6 +32,25 @@ int64_t raise_open_files() {
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = before;
   }
   return static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, INT64_MAX));
+}
+
+void check_open_files(int error) {
+  if (error == EMFILE)
+    fail(ExitCode::usage, "only ", raise_open_files(),
+         " files may be open (ulimit -n), and all are: raise the hard limit");
+  if (error == ENFILE)
+    fail(ExitCode::usage, "this machine has as many files open as it may (sysctl fs.file-max): raise that");
+}
+
+void require_open_files(int ranks, int64_t open_files) {
+  constexpr int64_t kBesides = 8;  // the port, the heartbeat's pipe, the run directory's files
+  std::error_code none;
+  const std::filesystem::directory_iterator entries("/proc/self/fd", none);
+  const auto open = none ? 3 : std::distance(entries, std::filesystem::directory_iterator());
+  const int64_t needed = open + 3 * int64_t{ranks - 1} + kBesides;
+  if (open_files < needed)
+    fail(ExitCode::usage, "only ", open_files, " files may be open (ulimit -n), and rank 0 of ", ranks,
+         " needs ", needed, " at least: raise the hard limit");
 }
 
 std::vector<std::string> limit_warnings(int ranks, int64_t open_files, int64_t shared_bytes) {

@@ -11,8 +11,8 @@
 #include <thread>
 #include <utility>
 
+#include "trainer/launch_end.h"
 #include "trainer/launch_place.h"
-#include "trainer/launch_watch.h"
 
 namespace kinoe {
 namespace {

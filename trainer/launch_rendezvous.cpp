@@ -73,7 +73,7 @@ class Reception {
       if (seconds_until(patience_.end) <= 0) turn_down(who_is_missing());
       wait();
       while (true) {
-        Socket socket = accept_one(listener_);
+        Socket socket = next();
         if (!socket.is_open()) break;
         guests_.push_back({std::move(socket), {}, 0, in_seconds(10)});
       }
@@ -95,6 +95,14 @@ class Reception {
     Hello hello;
     std::array<Socket, kLines> lines;
   };
+
+  Socket next() {
+    try {
+      return accept_one(listener_);
+    } catch (const Error& error) {
+      turn_down(error.what(), error.code);
+    }
+  }
 
   void wait() {
     std::vector<pollfd> entries{{listener_.fd(), POLLIN, 0}};
@@ -166,11 +174,11 @@ class Reception {
                rank_ranges(missing), "; see whether they were started and can reach that port");
   }
 
-  [[noreturn]] void turn_down(const std::string& why) {
+  [[noreturn]] void turn_down(const std::string& why, ExitCode code = ExitCode::rank_lost) {
     for (const Seat& seat : seats_)
-      if (seat.lines[0].is_open()) give_answer(seat.lines[0], ExitCode::rank_lost, why);
-    for (const Socket& socket : late_) give_answer(socket, ExitCode::rank_lost, why);
-    fail(ExitCode::rank_lost, why);
+      if (seat.lines[0].is_open()) give_answer(seat.lines[0], code, why);
+    for (const Socket& socket : late_) give_answer(socket, code, why);
+    fail(code, why);
   }
 
   Roster welcome() {

@@ -23,8 +23,8 @@ struct Roster {
 };
 
 /// Rank 0: takes in everybody who comes to `listener` and knows `key`; others that come are turned away. Throws
-/// Error(rank_lost) at the deadline, with who is missing, and when two processes say they are the same rank; whoever has
-/// come by then is told.
+/// Error(rank_lost) at the deadline, with who is missing, and when two processes say they are the same rank, Error(usage) when
+/// it may open no more files; whoever has come by then is told.
 Roster gather_ranks(const Socket& listener, const Place& place, uint64_t key, const Patience& patience);
 
 /// Other ranks: comes to rank 0 at the first of `hosts` that answers. Throws Error(rank_lost) when there is no answer in

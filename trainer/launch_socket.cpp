@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "kernels/common/check.h"
+#include "trainer/launch_limits.h"
 
 namespace kinoe {
 namespace {
@@ -91,6 +92,7 @@ Socket listen_on(int port) {
   Socket socket = make_listener(AF_INET6, port, error);  // takes IPv4 as well
   if (!socket.is_open() && error != EADDRINUSE) socket = make_listener(AF_INET, port, error);
   if (socket.is_open()) return socket;
+  check_open_files(error);
   if (error == EADDRINUSE)
     fail(ExitCode::rank_lost, "port ", port,
          ", where rank 0 is to be found, is taken by another program on this host: set "
@@ -108,8 +110,14 @@ int port_of(const Socket& listener) {
 }
 
 Socket accept_one(const Socket& listener) {
+  // At the limit of open files accept() fails before it looks whether anybody is there.
+  pollfd entry{listener.fd(), POLLIN, 0};
+  if (poll(&entry, 1, 0) <= 0) return {};
   Socket socket(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (socket.is_open()) send_at_once(socket.fd());
+  if (socket.is_open())
+    send_at_once(socket.fd());
+  else
+    check_open_files(errno);
   return socket;
 }
 
@@ -126,6 +134,7 @@ Socket connect_to(const std::string& host, int port, Clock::time_point deadline,
   for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
     Socket socket(::socket(entry->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!socket.is_open()) {
+      check_open_files(errno);
       reason = std::strerror(errno);
       continue;
     }

@@ -42,7 +42,8 @@ class Socket {
 /// Listens on all interfaces; port 0: any free one. Throws Error(rank_lost) naming the port and what to do when it is taken.
 Socket listen_on(int port);
 int port_of(const Socket& listener);
-/// The next waiting connection; not open when there is none.
+/// The next waiting connection; not open when there is none. Throws Error(usage) when no more files may be open, as
+/// connect_to() does.
 Socket accept_one(const Socket& listener);
 /// One attempt on every address of `host`. Not open when none answered in time: `reason` says why.
 Socket connect_to(const std::string& host, int port, Clock::time_point deadline, std::string& reason);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "trainer/launch_channel.h"
+#include "trainer/launch_end.h"
 #include "trainer/launch_limits.h"
 #include "trainer/launch_mpi.h"
 #include "trainer/launch_place.h"
@@ -109,7 +110,7 @@ void check_interface_names(const Place& place, const std::string& filter) {
   }
 }
 
-/// Where rank 0 listens when MPI carries the word: "port key address address ...".
+/// Where rank 0 listens when MPI carries the word: "port key address address ...", or "error code text".
 Roster meet_over_mpi(const Place& place, const std::string& filter, const Patience& patience) {
   mpi_begin(place, patience.seconds);
   if (place.rank == 0) {
@@ -118,6 +119,7 @@ Roster meet_over_mpi(const Place& place, const std::string& filter, const Patien
     std::random_device random;
     const uint64_t key = (uint64_t{random()} << 32) ^ random();
     try {
+      require_open_files(place.ranks, raise_open_files());
       listener = listen_on(0);
       word = cat(port_of(listener), " ", key);
       const char* here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
@@ -127,7 +129,7 @@ Roster meet_over_mpi(const Place& place, const std::string& filter, const Patien
         for (const Interface& one : choose_interfaces(list_interfaces(), filter)) word += " " + one.address;
       }
     } catch (const Error& error) {
-      mpi_from_first(place, cat("error ", error.what()), patience);
+      mpi_from_first(place, cat("error ", static_cast<int>(error.code), " ", error.what()), patience);
       throw;
     }
     mpi_from_first(place, word, patience);
@@ -136,7 +138,12 @@ Roster meet_over_mpi(const Place& place, const std::string& filter, const Patien
   std::istringstream word(mpi_from_first(place, "", patience));
   int port = 0;
   uint64_t key = 0;
-  if (!(word >> port >> key)) throw ToldElsewhere(ExitCode::rank_lost, word.str());
+  if (!(word >> port >> key)) {
+    std::istringstream error(word.str());
+    int code = static_cast<int>(ExitCode::rank_lost);
+    error.ignore(6) >> code;
+    throw ToldElsewhere(static_cast<ExitCode>(code), error.str());
+  }
   std::vector<std::string> hosts;
   for (std::string host; word >> host;) hosts.push_back(host);
   return join_ranks(hosts, port, place, key, patience);

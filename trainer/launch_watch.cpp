@@ -16,14 +16,17 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <memory>
 #include <utility>
 
-#include "kernels/common/untrusted.h"
+#include "trainer/launch_end.h"
+#include "trainer/launch_limits.h"
+#include "trainer/launch_message.h"
+#include "trainer/launch_place.h"
 
 namespace kinoe {
 namespace {
-
-enum Kind : uint32_t { kBeat = 1, kError, kVerdict, kGoodbye };
 
 constexpr double kBetweenPhases = 0.05;  // phases shorter than this need not all be told
 constexpr double kSettle = 0.25;         // other connections of a dying host close within this
@@ -34,64 +37,7 @@ constexpr double kSelfHelp =
     0.5;  // whoever killed rank 0 may be about to kill this rank too: then nothing need be said
 constexpr double kFarewell = 2;  // rank 0 waits so long for the others to take note
 
-struct Beat {
-  uint64_t operations, phases;
-  double idle_s, limit_s;
-};
-
-std::string pack(const Progress& progress) {
-  const Beat beat{progress.operations, progress.phases, progress.idle_s, progress.limit_s};
-  return std::string(reinterpret_cast<const char*>(&beat), sizeof(beat)) + progress.what;
-}
-
-Progress unpack(const std::string& body) {
-  Beat beat{};
-  if (body.size() < sizeof(beat)) return {};
-  std::memcpy(&beat, body.data(), sizeof(beat));
-  return {beat.operations, beat.phases, beat.idle_s, beat.limit_s, body.substr(sizeof(beat))};
-}
-
-std::string pack(ExitCode code, const std::string& text) {
-  const auto number = static_cast<int32_t>(code);
-  return std::string(reinterpret_cast<const char*>(&number), sizeof(number)) + text;
-}
-
-std::pair<ExitCode, std::string> unpack_error(const std::string& body) {
-  int32_t number = static_cast<int32_t>(ExitCode::internal);
-  if (body.size() < sizeof(number)) return {ExitCode::internal, ""};
-  std::memcpy(&number, body.data(), sizeof(number));
-  return {static_cast<ExitCode>(number), body.substr(sizeof(number))};
-}
-
 }  // namespace
-
-void print_error(const std::string& text) noexcept {
-  try {
-    const std::string line = "train_gpt: error: " + one_line(text, 4000) + "\n";
-    // Not through stdio: the main thread may hold its lock.
-    if (write(STDERR_FILENO, line.data(), line.size()) < 0) return;
-  } catch (...) {
-    return;
-  }
-}
-
-void end_process(ExitCode code) noexcept {
-  const int number = static_cast<int>(code);
-  // Whoever reads our output may have stopped reading.
-  try {
-    std::thread([number] {
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-      _exit(number);
-    }).detach();
-    for (FILE* file : {stdout, stderr})
-      if (ftrylockfile(file) == 0) {
-        std::fflush(file);
-        funlockfile(file);
-      }
-  } catch (...) {
-  }
-  _exit(number);
-}
 
 Watch::Watch(int rank, std::vector<std::string> hosts, std::vector<Socket> lines, double hang_timeout_s)
     : rank_(rank),
@@ -102,17 +48,35 @@ Watch::Watch(int rank, std::vector<std::string> hosts, std::vector<Socket> lines
   for (size_t other = 0; other < lines.size(); ++other)
     if (lines[other].is_open())
       peers_.push_back({static_cast<int>(other), MessageLine(std::move(lines[other])), false});
-  int ends[2] = {-1, -1};
-  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
-    fail(ExitCode::internal, "no pipe for the heartbeat thread: ", std::strerror(errno));
-  wake_read_ = Socket(ends[0]);
-  wake_write_ = Socket(ends[1]);
+  try {
+    int ends[2] = {-1, -1};
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
+      check_open_files(errno);
+      fail(ExitCode::internal, "no pipe for the heartbeat thread: ", std::strerror(errno));
+    }
+    wake_read_ = Socket(ends[0]);
+    wake_write_ = Socket(ends[1]);
+    thread_ = start();
+  } catch (const std::exception& exception) {
+    never_begun(error_of(exception));
+  }
+}
+
+std::thread Watch::start() {
   // Signals are for the main thread.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const std::unique_ptr<sigset_t, void (*)(sigset_t*)> restored(
+      &before, [](sigset_t* signals) { pthread_sigmask(SIG_SETMASK, signals, nullptr); });
+  return std::thread([this] { run(); });
+}
+
+/// There is a team, but no thread here: the others are told why, as the thread would have done.
+void Watch::never_begun(const Error& error) {
+  for (Peer& peer : peers_) peer.line.send(rank_ == 0 ? kVerdict : kError, pack(error.code, error.what()));
+  if (rank_ == 0) throw Error(error);
+  throw ToldElsewhere(error.code, error.what());
 }
 
 Watch::~Watch() {
@@ -278,7 +242,7 @@ void Watch::hear(Peer& peer) {
   for (const MessageLine::Message& message : peer.line.receive()) {
     other.silent_s = 0;
     switch (message.kind) {
-      case kBeat: other.progress = unpack(message.body); break;
+      case kBeat: other.progress = unpack_progress(message.body); break;
       case kGoodbye: other.departed = true; break;
       case kError: {
         peer.leaving = true;

@@ -19,7 +19,7 @@ namespace kinoe {
 
 class Watch {
  public:
-  /// `lines`: the Roster's heartbeat lines.
+  /// `lines`: the Roster's heartbeat lines. Throws Error(usage) at a limit of threads or open files; the others know then.
   Watch(int rank, std::vector<std::string> hosts, std::vector<Socket> lines, double hang_timeout_s);
   /// Without finish() the others see this rank end without a word.
   ~Watch();
@@ -54,6 +54,8 @@ class Watch {
     bool weak = false;  // only says that somebody is gone
   };
 
+  [[nodiscard]] std::thread start();
+  [[noreturn]] void never_begun(const Error& error);
   void run();
   void wait(double seconds);
   void tick(double elapsed_s);
@@ -102,10 +104,5 @@ class Watch {
   Socket wake_read_, wake_write_;  // a pipe: ends the thread's wait
   std::thread thread_;
 };
-
-/// Prints "train_gpt: error: " and the text, one line, in one write.
-void print_error(const std::string& text) noexcept;
-/// Ends the process whatever state it is in; what stands in stdio's buffers is written if that goes quickly.
-[[noreturn]] void end_process(ExitCode code) noexcept;
 
 }  // namespace kinoe
