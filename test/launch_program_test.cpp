@@ -142,7 +142,8 @@ TEST_F(LaunchProgram, WhoNeverArrivesIsListed) {
   const Clock::time_point begin = Clock::now();
   for (const int rank : {0, 1, 3, 7}) start("nothing", rank, 8, {{"KINOE_LAUNCH_TIMEOUT", "1"}});
   expect_codes(5, 10);
-  expect_one_line({"4 of 8 ranks arrived", "within 1 s (--launch-timeout)", "missing: ranks 2, 4-6;"});
+  expect_one_line({"4 of 8 ranks arrived at 127.0.0.1:" + std::to_string(port_) + " ",
+                   "within 1 s (--launch-timeout)", "missing: ranks 2, 4-6;"});
   EXPECT_LT(-seconds_until(begin), 5);
 }
 
@@ -172,8 +173,8 @@ TEST_F(LaunchProgram, StrangersOnThePortHarmNobody) {
     send_all(stranger, word.data(), word.size(), in_seconds(1));
     strangers.push_back(std::move(stranger));
   }
-  // Another job's rank: it has another number of ranks, and so another key.
-  RankProcess& other = start("texts", 1, 5, {{"KINOE_LAUNCH_TIMEOUT", "0.5"}});
+  // Another job's rank, by its key.
+  RankProcess& other = start("texts", 1, 2, {{"KINOE_LAUNCH_TIMEOUT", "0.5"}, {"TORCHELASTIC_RUN_ID", "x"}});
   EXPECT_EQ(other.wait(10), 5);
   EXPECT_NE(other.said().find("closed the connection"), std::string::npos) << other.said();
   start("texts", 1, 2);
@@ -223,6 +224,28 @@ TEST_F(LaunchProgram, TheNumberOfRanksIsAsExpected) {
   start_all("nothing", 2, {{"KINOE_EXPECT_RANKS", "4"}});
   expect_codes(5, 10);
   expect_one_line({"--expect-ranks 4", "started 2"});
+}
+
+TEST_F(LaunchProgram, WhatIsWrongWithOneRankAloneIsSaid) {
+  for (const int who : {0, 1, 2})
+    for (const auto& [wrong, said] :
+         RankProcess::Variables{{"NCCL_SOCKET_IFNAME", "=nosuch0"}, {"KINOE_EXPECT_RANKS", "4"}}) {
+      ranks_.clear();
+      port_ = free_port();
+      for (int rank = 0; rank < 3; ++rank)
+        start("nothing", rank, 3,
+              {{"LOCAL_RANK", std::to_string(rank)}, {rank == who ? wrong : "KINOE_NOTHING", said}});
+      expect_codes(5, 10);
+      expect_one_line({who == 0 ? "train_gpt: error: " : cat("train_gpt: error: rank ", who, " ("),
+                       wrong == "KINOE_EXPECT_RANKS" ? "--expect-ranks 4" : "NCCL_SOCKET_IFNAME==nosuch0"});
+    }
+}
+
+TEST_F(LaunchProgram, AnotherNumberOfRanksIsNamed) {
+  start("nothing", 0, 3);
+  start("nothing", 1, 2);
+  expect_codes(5, 10);
+  expect_one_line({"rank 1 (", "says there are 2 ranks, rank 0 (", "was told 3"});
 }
 
 // ------------------------------------------------------------------------------------------ ending together

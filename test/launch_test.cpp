@@ -120,13 +120,14 @@ TEST(LaunchPlace, RanksThatCannotFindEachOtherAreNoSingleProcesses) {
 TEST(LaunchPlace, WhereToMeetIsTheSameForAllRanksOfAJobAndNoOther) {
   const auto meet = [](const Variables& variables) {
     const Environment env = lookup(variables);
-    return find_meeting_point(find_place(env), env);
+    return find_meeting_point(env);
   };
   const MeetingPoint given = meet(kGiven);
   EXPECT_EQ(given.host, "n1");
   EXPECT_EQ(given.port, 29500);
   EXPECT_EQ(meet(with(kGiven, {{"RANK", "0"}, {"LOCAL_RANK", "0"}})).key, given.key);
-  EXPECT_NE(meet(with(kGiven, {{"WORLD_SIZE", "5"}})).key, given.key);
+  EXPECT_EQ(meet(with(kGiven, {{"WORLD_SIZE", "5"}})).key, given.key) << "or it could not be told";
+  EXPECT_NE(meet(with(kGiven, {{"TORCHELASTIC_RUN_ID", "x"}})).key, given.key);
   EXPECT_NE(meet(with(kGiven, {{"MASTER_PORT", "29501"}})).key, given.key);
   // torchrun keeps MASTER_PORT for itself.
   EXPECT_EQ(meet(with(kGiven, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).port, 29501);

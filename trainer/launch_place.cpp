@@ -130,7 +130,7 @@ Place find_place(const Environment& env) {
   return place;
 }
 
-MeetingPoint find_meeting_point(const Place& place, const Environment& env) {
+MeetingPoint find_meeting_point(const Environment& env) {
   MeetingPoint point;
   const std::string port_text = text_of(env, "MASTER_PORT");
   std::string job;
@@ -156,7 +156,6 @@ MeetingPoint find_meeting_point(const Place& place, const Environment& env) {
     // Below the ports that Linux gives out by itself (from 32768), above those of known services.
     point.port = 15000 + static_cast<int>(XXH3_64bits(job.data(), job.size()) % 15000);
   }
-  job += cat(" ", place.ranks);
   point.key = XXH3_64bits(job.data(), job.size());
   return point;
 }

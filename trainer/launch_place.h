@@ -15,11 +15,13 @@ using Environment = std::function<const char*(const char*)>;
 struct MeetingPoint {
   std::string host;
   int port = 0;
-  uint64_t key = 0;  // tells this job's ranks from strangers on the port
+  // Tells this job's ranks from strangers on the port. The number of ranks is no part of it: who was told another one is
+  // to hear so.
+  uint64_t key = 0;
 };
 /// MASTER_ADDR and MASTER_PORT where both are set; else Slurm's first host and a port that follows from the job's number.
 /// The agent of torchrun keeps MASTER_PORT for itself (TORCHELASTIC_USE_AGENT_STORE): then the next port.
-MeetingPoint find_meeting_point(const Place& place, const Environment& env);
+MeetingPoint find_meeting_point(const Environment& env);
 
 /// The hosts of Slurm's short form, in order: "n[01-03,7],m1" is n01 n02 n03 n7 m1. Empty when it cannot be read.
 std::vector<std::string> expand_hosts(const std::string& list);

@@ -61,8 +61,9 @@ void give_answer(const Socket& socket, ExitCode code, const std::string& text) {
 /// Rank 0's side.
 class Reception {
  public:
-  Reception(const Socket& listener, const Place& place, uint64_t key, const Patience& patience)
-      : listener_(listener), place_(place), key_(key), patience_(patience) {
+  Reception(const Socket& listener, const std::string& address, const Place& place, uint64_t key,
+            const Patience& patience)
+      : listener_(listener), address_(address), place_(place), key_(key), patience_(patience) {
     seats_.resize(static_cast<size_t>(place.ranks));
     seats_[0].hello = make_hello(place, key, 0);
     missing_ = (place.ranks - 1) * kLines;
@@ -168,7 +169,7 @@ class Reception {
           break;
         }
     const int came = place_.ranks - static_cast<int>(missing.size());
-    return cat(came, " of ", place_.ranks, " ranks arrived at ", place_.host, ":", port_of(listener_),
+    return cat(came, " of ", place_.ranks, " ranks arrived at ", address_, ":", port_of(listener_),
                " within ", patience_.seconds,
                " s (--launch-timeout); missing: ", missing.size() == 1 ? "rank " : "ranks ",
                rank_ranges(missing), "; see whether they were started and can reach that port");
@@ -201,6 +202,7 @@ class Reception {
   }
 
   const Socket& listener_;
+  const std::string& address_;
   const Place& place_;
   const uint64_t key_;
   const Patience patience_;
@@ -231,8 +233,9 @@ bool open_lines(const std::vector<std::string>& hosts, int port, const Place& pl
 
 }  // namespace
 
-Roster gather_ranks(const Socket& listener, const Place& place, uint64_t key, const Patience& patience) {
-  return Reception(listener, place, key, patience).run();
+Roster gather_ranks(const Socket& listener, const std::string& address, const Place& place, uint64_t key,
+                    const Patience& patience) {
+  return Reception(listener, address, place, key, patience).run();
 }
 
 Roster join_ranks(const std::vector<std::string>& hosts, int port, const Place& place, uint64_t key,

@@ -22,10 +22,11 @@ struct Roster {
   std::array<std::vector<Socket>, kLines> lines;
 };
 
-/// Rank 0: takes in everybody who comes to `listener` and knows `key`; others that come are turned away. Throws
+/// Rank 0: takes in everybody who comes to `listener`, which the others know as `address`, and knows `key`; others that come are turned away. Throws
 /// Error(rank_lost) at the deadline, with who is missing, and when two processes say they are the same rank, Error(usage) when
 /// it may open no more files; whoever has come by then is told.
-Roster gather_ranks(const Socket& listener, const Place& place, uint64_t key, const Patience& patience);
+Roster gather_ranks(const Socket& listener, const std::string& address, const Place& place, uint64_t key,
+                    const Patience& patience);
 
 /// Other ranks: comes to rank 0 at the first of `hosts` that answers. Throws Error(rank_lost) when there is no answer in
 /// time, ToldElsewhere with what rank 0 says when it turns the team down.

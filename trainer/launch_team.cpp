@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <random>
 #include <set>
 #include <sstream>
@@ -100,13 +101,19 @@ class Connected final : public Team {
   const std::unique_ptr<Channel> control_, saving_;
 };
 
-/// NCCL_SOCKET_IFNAME must name something, whoever uses it. One rank of a host speaks for it.
-void check_interface_names(const Place& place, const std::string& filter) {
+/// What is wrong with this rank, and is said when there is a team: so it is said once, whoever has it, and ends all alike.
+std::optional<Error> mistake_of(const Place& place, const LaunchOptions& options, const std::string& filter) {
+  if (options.expect_ranks > 0 && options.expect_ranks != place.ranks)
+    return Error(ExitCode::rank_lost,
+                 cat("--expect-ranks ", options.expect_ranks, ", but the launcher started ", place.ranks,
+                     place.ranks == 1 ? " process, or this process does not know its launcher" : "",
+                     "; see how the processes are started (mpirun -n, srun -n, WORLD_SIZE)"));
+  if (filter.empty() || place.ranks == 1) return std::nullopt;
   try {
-    choose_interfaces(list_interfaces(), filter);
+    choose_interfaces(list_interfaces(), filter);  // it must name something, whoever uses it
+    return std::nullopt;
   } catch (const Error& error) {
-    if (place.local_rank > 0) throw ToldElsewhere(error.code, error.what());
-    fail(error.code, "rank ", place.rank, " (", place.host, "): ", error.what());
+    return error;
   }
 }
 
@@ -133,7 +140,7 @@ Roster meet_over_mpi(const Place& place, const std::string& filter, const Patien
       throw;
     }
     mpi_from_first(place, word, patience);
-    return gather_ranks(listener, place, key, patience);
+    return gather_ranks(listener, place.host, place, key, patience);
   }
   std::istringstream word(mpi_from_first(place, "", patience));
   int port = 0;
@@ -154,31 +161,31 @@ Roster meet_over_mpi(const Place& place, const std::string& filter, const Patien
 std::unique_ptr<Team> Team::join(const LaunchOptions& options) {
   const Environment env = [](const char* name) { return std::getenv(name); };
   Place place = find_place(env);
-  if (options.expect_ranks > 0 && options.expect_ranks != place.ranks)
-    fail_together(place,
-                  cat("--expect-ranks ", options.expect_ranks, ", but the launcher started ", place.ranks,
-                      place.ranks == 1 ? " process, or this process does not know its launcher" : "",
-                      "; see how the processes are started (mpirun -n, srun -n, WORLD_SIZE)"));
-  if (place.ranks == 1) return std::make_unique<Solo>(place);
-
-  raise_open_files();  // rank 0 holds three connections to every other rank
   const char* names = std::getenv("NCCL_SOCKET_IFNAME");
   const std::string filter = names == nullptr ? "" : names;
-  if (!filter.empty()) check_interface_names(place, filter);
+  const std::optional<Error> mistake = mistake_of(place, options, filter);
+  if (place.ranks == 1) {
+    if (mistake) throw Error(*mistake);
+    return std::make_unique<Solo>(place);
+  }
+
+  raise_open_files();  // rank 0 holds three connections to every other rank
   const bool mpi = place.launcher == "Open MPI";
   const Patience patience(options.launch_timeout_s);
   Roster roster;
   if (mpi) {
     roster = meet_over_mpi(place, filter, patience);
   } else {
-    const MeetingPoint point = find_meeting_point(place, env);
-    roster = place.rank == 0 ? gather_ranks(listen_on(point.port), place, point.key, patience)
+    const MeetingPoint point = find_meeting_point(env);
+    roster = place.rank == 0 ? gather_ranks(listen_on(point.port), point.host, place, point.key, patience)
                              : join_ranks({point.host}, point.port, place, point.key, patience);
   }
   place.local_rank = roster.local_rank;
   place.ranks_here = static_cast<int>(std::count(roster.hosts.begin(), roster.hosts.end(), place.host));
   place.hosts = static_cast<int>(std::set<std::string>(roster.hosts.begin(), roster.hosts.end()).size());
-  return std::make_unique<Connected>(std::move(place), std::move(roster), mpi, options);
+  auto team = std::make_unique<Connected>(std::move(place), std::move(roster), mpi, options);
+  if (mistake) throw ToldElsewhere(static_cast<ExitCode>(team->leave(*mistake)), mistake->what());
+  return team;
 }
 
 int Team::report(const Error& error) noexcept {
