@@ -268,7 +268,7 @@ void load_start(const Context& ctx, const RunSetup& setup, const Model& model, c
   const double took = now_seconds() - began;
   const uint64_t bytes = plan_checkpoint(model.table, model.dtype, memory.m.dtype, 0).bytes();
   print_notes(team, {cat("going on from ", checkpoint->directory(), ": ", mebibytes(bytes),
-                         " read and checked in ", std::round(took * 100) / 100, " s")});
+                         " read and checked in ", duration(took))});
   if (team.control().sum("hash of the weights", hash).front() != setup.state.weights_hash)
     fail(ExitCode::checkpoint, checkpoint->directory(),
          ": the weights are not those of the step its state.json names (their hash differs); use an older "
@@ -346,7 +346,8 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   print_notes(team, setup.notes);
   // Loading has ended when saving takes its buffers.
   const MemoryPlan memory_plan = check_memory(tables, setup, model, layout, *device, held_before, planned,
-                                              std::max(save_bytes, load_bytes), team.place().ranks_here);
+                                              std::max(save_bytes, load_bytes),
+                                              {team.ranks(), team.place().ranks_here, team.place().hosts});
   if (config.dry_run) return 0;
 
   const uint64_t checkpoint_bytes =
@@ -445,7 +446,9 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
                  static_cast<long long>(steps), checkpoint_at(stop).c_str());
     return static_cast<int>(ExitCode::stopped);
   }
-  std::fprintf(tables, "%s\nloss curve %s\n", checkpoint_at(steps).c_str(), reports.draw_loss().c_str());
+  std::fprintf(tables, "%s\n", checkpoint_at(steps).c_str());
+  if (const std::string curve = reports.draw_loss(); !curve.empty())
+    std::fprintf(tables, "loss curve %s\n", curve.c_str());
   return 0;
 }
 

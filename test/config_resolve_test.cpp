@@ -122,6 +122,22 @@ TEST(ConfigResolve, WhatTheUserSaidStays) {
   EXPECT_EQ(c, before);
 }
 
+TEST(ConfigResolve, AMicroBatchIsAtMostTheGlobalBatch) {
+  RunConfig c;
+  c.global_batch = 8;
+  c.micro_batch = 100;
+  c.device = DeviceChoice::cpu;
+  RunConfig resumed = c;
+  const std::vector<std::string> notes = resolve(c, kTiny);
+  EXPECT_EQ(c.micro_batch, 8);
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].find("micro-batch of 100 is more than the global batch: 8"), std::string::npos);
+  RunFacts going_on = kTiny;
+  going_on.schedule_tokens = 1'000'000;
+  resolve(resumed, going_on);
+  EXPECT_EQ(resumed.micro_batch, 100) << "what a checkpoint recorded may be part of its bits";
+}
+
 TEST(ConfigResolve, TokensBecomeWholeSteps) {
   for (const auto& [tokens, steps] : {std::pair<int64_t, int64_t>{1, 1}, {4096, 1}, {4097, 2}, {40960, 10}}) {
     RunConfig c;

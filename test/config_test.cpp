@@ -10,6 +10,7 @@
 
 #include "kernels/common/nearest.h"
 #include "trainer/config_options.h"
+#include "trainer/model_config.h"
 #include "trainer/monitor.h"
 #include "trainer/schedule.h"
 
@@ -342,6 +343,8 @@ TEST(Config, Counts) {
                     "x: expected a whole number of at least 0");
   EXPECT_EQ(parse_count("-3", "x", -5), -3);
   EXPECT_CONTAINS(refusal_of([] { parse_count("1", "x", 2); }), "at least 2");
+  EXPECT_EQ(refusal({"--launch-timeout", "10s"}),
+            "--launch-timeout: expected a whole number of seconds of at least 1, got '10s'");
 }
 
 TEST(Config, HelpListsEveryOptionOnceInItsGroupWithItsDefault) {
@@ -366,6 +369,12 @@ TEST(Config, HelpListsEveryOptionOnceInItsGroupWithItsDefault) {
     for (size_t begin = 0, end; (end = c.text.find('\n', begin)) != std::string::npos; begin = end + 1)
       EXPECT_LE(end - begin, 110U) << c.text.substr(begin, end - begin);
   }
+  const std::string help = parse({"--help"}).text;
+  for (const std::string& preset : preset_names()) EXPECT_CONTAINS(help, preset);
+  for (const char* part : {"5 a rank was lost", "75 stopped on request", "scripts/run_mpi.sh 8 ",
+                           "train_gpt eval --help", "--hang-timeout SECONDS"})
+    EXPECT_CONTAINS(help, part);
+  EXPECT_CONTAINS(parse({"inspect", "--help"}).text, "1 where they differ");
   EXPECT_CONTAINS(parse({"sample", "--help"}).text, "--top-p X");
   EXPECT_EQ(parse({"sample", "--help"}).text.find("--weight-decay"), std::string::npos);
   EXPECT_CONTAINS(parse({"eval", "--help"}).text, "--val-data PATH");

@@ -130,6 +130,26 @@ TEST_F(DataProgram, TheMaskAlsoHoldsInEvaluation) {
   masked.emplace_back("--document-mask");
   EXPECT_NEAR(loss_of(run(masked).output, "validation loss "), in_run, 2e-6);
   EXPECT_GT(std::abs(loss_of(run(eval).output, "validation loss ") - in_run), 1e-4);
+  // Without --val-data: as in the run.
+  const Outcome own = run({"eval", "r", "--seq-len", "16", "--device", "cpu"});
+  EXPECT_NEAR(loss_of(own.output, "validation loss "), in_run, 2e-6);
+  EXPECT_NE(own.output.find("tokens of the run's validation data, v.bin ("), std::string::npos) << own.output;
+}
+
+TEST_F(DataProgram, AnEvaluationSaysOnWhat) {
+  write_shard("a.bin", documents(1), kMagic16, 1);
+  (void)losses({"--model", "model.json", "--data", "a.bin", "--out", "r"});
+  const auto says = [&](const std::string& words, std::vector<std::string> more) {
+    more.insert(more.begin(), {"eval", "r", "--device", "cpu"});
+    const Outcome got = run(more);
+    EXPECT_EQ(got.code, 0) << got.output;
+    EXPECT_NE(got.output.find(words), std::string::npos) << got.output;
+  };
+  says("tokens of what it was trained on, a.bin (", {});
+  says("tokens of a.bin (", {"--val-data", "a.bin"});
+  std::filesystem::remove_all(path("r/checkpoints/step_00000003/trainer"));
+  expect_error(2, {"r/checkpoints/step_00000003", "--val-data"},
+               {"eval", "r/checkpoints/step_00000003", "--device", "cpu"});
 }
 
 TEST_F(DataProgram, AMaskNeedsToKnowWhereDocumentsEnd) {

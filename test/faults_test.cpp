@@ -371,6 +371,17 @@ TEST_F(Faults, ARunLeavesWhatItPromises) {
   EXPECT_EQ(metrics("run"), metrics("again"));
 }
 
+TEST_F(Faults, ALossCurveThatCannotBeDrawnIsAWarning) {
+  write_shard("a.bin", tokens(500), kMagic16, 1);
+  ASSERT_EQ(run(tiny({"--data", "a.bin", "--stop-after", "1"})).code, 75);
+  std::filesystem::create_directories(path("run/loss.svg"));
+  const Outcome got = run({"--resume", "auto", "--out", "run"});
+  EXPECT_EQ(got.code, 0) << got.output;
+  EXPECT_NE(got.output.find("warning: the loss curve is not drawn: "), std::string::npos) << got.output;
+  EXPECT_NE(got.output.find("\ncheckpoint run/checkpoints/step_00000002\n"), std::string::npos) << got.output;
+  EXPECT_EQ(got.output.find("\nloss curve "), std::string::npos) << got.output;
+}
+
 TEST_F(Faults, ADryRunWritesNothing) {
   write_shard("a.bin", tokens(500), kMagic16, 1);
   const Outcome got = run(tiny({"--data", "a.bin", "--dry-run"}));

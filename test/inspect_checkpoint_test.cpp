@@ -6,9 +6,10 @@ namespace {
 
 class InspectCheckpoint : public ResumeProgramTest {
  protected:
-  void expect_shows(const std::vector<std::string>& parts, const std::vector<std::string>& arguments) const {
+  void expect_shows(const std::vector<std::string>& parts, const std::vector<std::string>& arguments,
+                    int code = 0) const {
     const Outcome got = run(arguments);
-    EXPECT_EQ(got.code, 0) << got.output;
+    EXPECT_EQ(got.code, code) << got.output;
     for (const std::string& part : parts)
       EXPECT_NE(got.output.find(part), std::string::npos) << "no '" << part << "' in\n" << got.output;
   }
@@ -42,6 +43,8 @@ TEST_F(InspectCheckpoint, OneOfThem) {
       << damaged.output;
 }
 
+constexpr int kDiffer = 1;
+
 TEST_F(InspectCheckpoint, TwoOfThem) {
   make_half_a_run("run");
   fs::copy(path("run"), path("copy"), fs::copy_options::recursive);
@@ -51,21 +54,27 @@ TEST_F(InspectCheckpoint, TwoOfThem) {
   expect_shows(
       {"step                   10 and 20\n", "tokens                 320 and 640\n",
        "weights                first in model.embed_tokens.weight, element ", "elements differ, by "},
-      {"inspect", "run/checkpoints/step_00000010", "run/checkpoints/step_00000020"});
+      {"inspect", "run/checkpoints/step_00000010", "run/checkpoints/step_00000020"}, kDiffer);
   // The first differing step of two runs: another rate after the warm-up shows in the weights of step 1, a stop does not show.
   expect_code(0, run(go_on("run")));
   expect_shows({"equal                  20 steps\n", "only in the second     20 steps\n"},
-               {"inspect", "copy", "run"});
+               {"inspect", "copy", "run"}, kDiffer);
+  fs::copy(path("run"), path("same"), fs::copy_options::recursive);
+  expect_shows({"equal                  40 steps\n"}, {"inspect", "run", "same"});
   expect_code(0, run(go_on("copy", {"--weight-decay", "0.5", "--override", "weight-decay"})));
   const Outcome got = run({"inspect", "run", "copy"});
   EXPECT_NE(got.output.find("first difference       step 21\n"), std::string::npos) << got.output;
+  EXPECT_EQ(got.code, kDiffer) << got.output;
   EXPECT_NE(got.output.find("equal before it        20 steps\n"), std::string::npos) << got.output;
+  // The loss of step 21 is that of the weights before it.
+  EXPECT_EQ(got.output.find("\n  loss "), std::string::npos) << got.output;
+  EXPECT_NE(got.output.find("\n  hash of the weights "), std::string::npos) << got.output;
   expect_shows({"weight-decay           0.1 and 0.5\n"},
-               {"inspect", "run/checkpoints/step_00000040", "copy/checkpoints/step_00000040"});
+               {"inspect", "run/checkpoints/step_00000040", "copy/checkpoints/step_00000040"}, kDiffer);
 
   expect_code(kStopped, run(start("other", "untied.json", {"--stop-after", "20"})));
   expect_shows({"models", "tie_word_embeddings"},
-               {"inspect", "run/checkpoints/step_00000020", "other/checkpoints/step_00000020"});
+               {"inspect", "run/checkpoints/step_00000020", "other/checkpoints/step_00000020"}, kDiffer);
   expect_error(kUsage, {"inspect run", "two checkpoints", "two runs"},
                {"inspect", "run", "run/checkpoints/step_00000020"});
   expect_error(kUsage, {"inspect a.bin"}, {"inspect", "a.bin", "a.bin"});

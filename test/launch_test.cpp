@@ -347,6 +347,8 @@ TEST_F(LaunchCompare, TheTableHasARowPerRank) {
             "1     n1    H100  570.1   2.28.3  -\n"
             "2     n2    H100  570.1   2.28.3  0000:1b:00.0\n"
             "3     n2    H100  570.1   2.28.3  0000:43:00.0\n");
+  for (RankFacts& one : facts) one = {"", {{"GPU", ""}, {"driver", ""}, {"NCCL", ""}}, {}};  // CPUs
+  EXPECT_EQ(compared(places, facts), "rank  host\n0     n1\n1     n1\n2     n2\n3     n2\n");
 }
 
 TEST(LaunchHash, IsOfTheProgramsFile) {

@@ -54,10 +54,15 @@ TEST_F(RanksProgramTest, TheSameBitsAndTheSameFilesOnAnyRanks) {
            {2, 0, 1}, {2, 1, 2}, {3, 1, 1}, {4, 0, 1}, {5, 1, 1}, {7, 0, 1}, {8, 1, 1}}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks, ZeRO " + std::to_string(zero));
     const std::string out = "r" + std::to_string(ranks) + "z" + std::to_string(zero);
-    expect_code(0, run_ranks(ranks,
-                             twenty(out, {"--val-data", "held_out.bin", "--eval-every", "7", "--zero",
-                                          std::to_string(zero)}),
-                             threads));
+    const Outcome got = run_ranks(
+        ranks,
+        twenty(out, {"--val-data", "held_out.bin", "--eval-every", "7", "--zero", std::to_string(zero)}),
+        threads);
+    expect_code(0, got);
+    for (const std::string& row : {"  ranks                  " + std::to_string(ranks) + " on 1 host, ZeRO " +
+                                       std::to_string(zero) + ", determinism topology\n",
+                                   std::string("\nmemory (each rank)\n")})
+      EXPECT_NE(got.output.find(row), std::string::npos) << "no '" << row << "' in\n" << got.output;
     expect_same(out, straight);
     EXPECT_EQ(evaluations(out), evaluations("one"));
     // What set-up and evaluations send is no step's.

@@ -79,14 +79,21 @@ constexpr const char* kFooter =
     "Values of the command line replace those of --config. The configuration a run used is in its\n"
     "run directory; --config reads it back.\n"
     "Exit codes: 0 finished, 1 a fault of this program, 2 options or configuration, 3 data,\n"
-    "4 checkpoint or model directory, 6 GPU, 7 a loss or gradient that is not finite, 75 stopped on request\n"
-    "with a checkpoint: start the same command again with --resume auto.\n"
+    "4 checkpoint or model directory, 5 a rank was lost, hung or never came: start again with\n"
+    "--resume auto, 6 GPU, 7 a loss or gradient that is not finite, 75 stopped on request with a\n"
+    "checkpoint: start the same command again with --resume auto.\n"
+    "sample, eval and inspect have options of their own: train_gpt eval --help.\n"
     "Examples:\n"
     "  train_gpt                                     a tiny model on the built-in stories\n"
     "  train_gpt --data my.txt --out runs/mine       on a text\n"
     "  train_gpt --data 'shards/train*.bin' --val-data 'shards/val*.bin' --model gpt2-124m --tokens 2.5B\n"
+    "  scripts/run_mpi.sh 8 --data 'shards/train*.bin' --model gpt2-1558m --tokens 30B --out runs/xl\n"
+    "                                                eight ranks on this host, one per GPU\n"
     "  train_gpt sample runs/mine --prompt 'Once'    text from the result\n"
     "  train_gpt inspect 'shards/*.bin' --full       what the shards hold, and whether all of it is sound";
+
+constexpr const char* kInspectFooter =
+    "Of PATH and PATH2 the exit code is 0 where they are equal and 1 where they differ, as diff's is.\n";
 
 constexpr size_t kHelpColumn = 36;
 constexpr size_t kHelpWidth = 64;
@@ -219,7 +226,9 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
         ->group(command == &app      ? "Reports"
                 : command == inspect ? "What to look at"
                                      : "Hardware and numbers");
-    command->footer(command == &app ? cat(kCounts, kFooter) : kCounts);
+    command->footer(command == &app      ? cat(kCounts, kFooter)
+                    : command == inspect ? cat(kCounts, kInspectFooter)
+                                         : kCounts);
   }
   app.require_subcommand(0, 1);
 
@@ -348,10 +357,10 @@ const char* name_of(DeviceChoice value) {
 }
 
 /// mantissa x 10^exponent in integers: a double would round 9007199254740993.
-int64_t parse_count(const std::string& text, const std::string& what, int64_t lowest) {
+int64_t parse_count(const std::string& text, const std::string& what, int64_t lowest, const std::string& of) {
   const auto refuse = [&](const std::string& reason) {
-    fail(ExitCode::usage, what, ": expected a whole number of at least ", lowest,
-         " such as 1000, 64k, 1.5M or 600B, got '", text, "'", reason);
+    fail(ExitCode::usage, what, ": expected a whole number of ", of.empty() ? "" : of + " of ", "at least ",
+         lowest, of.empty() ? " such as 1000, 64k, 1.5M or 600B, got '" : ", got '", text, "'", reason);
   };
   size_t i = 0;
   const auto digit = [&] { return i < text.size() && text[i] >= '0' && text[i] <= '9'; };

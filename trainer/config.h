@@ -220,8 +220,10 @@ std::string to_toml(const RunConfig& config);
 RunConfig run_config_from_toml(const std::string& text, const std::string& source);
 
 /// A count: "1000", "64k", "1.5M", "600B", "600e9"; k = 1e3, M = 1e6, B = G = 1e9, T = 1e12. Exact: no rounding.
-/// Throws Error(usage) naming `what` unless the value is an integer in [lowest, 2^63 - 1].
-int64_t parse_count(const std::string& text, const std::string& what, int64_t lowest);
+/// Throws Error(usage) naming `what` unless the value is an integer in [lowest, 2^63 - 1]; of a count of
+/// something the message says of what.
+int64_t parse_count(const std::string& text, const std::string& what, int64_t lowest,
+                    const std::string& of = "");
 
 const char* name_of(DeviceChoice value);
 

@@ -44,6 +44,16 @@ Option<C> count(std::string name, std::string group, Field C::*field, int64_t lo
           [field](const C& c) { return is_set(c.*field) ? std::to_string(stored(c.*field)) : ""; }};
 }
 
+template <class C, class Field>
+Option<C> seconds(std::string name, std::string group, Field C::*field, std::string help) {
+  Option<C> option = count(std::move(name), std::move(group), field, 1, std::move(help));
+  option.metavar = "SECONDS";
+  option.read = [field](C& c, const Strings& v, const std::string& what) {
+    c.*field = parse_count(v[0], what, 1, "seconds");
+  };
+  return option;
+}
+
 /// Allowed values of a real number, tested as the float that the kernels will see: 1 - 1e-12 is 1 there.
 struct Range {
   const char* text;
@@ -209,8 +219,9 @@ std::vector<Option<RunConfig>> run_options() {
            "the loss, and positions go on counting through the sequence"),
       text("model", model, "PRESET|HF_DIR|FILE", &C::model,
            "a preset, a Hugging Face directory or a config.json: the shape; weights start random (default: "
-           "tiny for "
-           "the stories, small for text)"),
+           "tiny for the stories, small for text). Presets: tiny, small, small-llama, gpt2-124m, gpt2-355m, "
+           "gpt2-774m, gpt2-1558m, llama3-1b, llama3-3b, llama3-8b, qwen2.5-0.5b, "
+           "qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, mistral-7b-v0.3"),
       text("init-from", model, "HF_DIR|RUN|FILE", &C::init_from,
            "start from these weights instead of random ones: a Hugging Face directory of a supported family, "
            "a "
@@ -298,11 +309,10 @@ std::vector<Option<RunConfig>> run_options() {
           "ranks"),
       count("expect-ranks", ranks, &C::expect_ranks, 1,
             "stop unless so many ranks have been started (default: as many as the launcher says)"),
-      count("launch-timeout", ranks, &C::launch_timeout, 1,
-            "seconds within which every rank must have arrived"),
-      count("hang-timeout", ranks, &C::hang_timeout, 1,
-            "seconds without progress after which a rank counts as hung, ten median steps if that is longer; "
-            "without any sign of life half of it"),
+      seconds("launch-timeout", ranks, &C::launch_timeout, "time within which every rank must have arrived"),
+      seconds("hang-timeout", ranks, &C::hang_timeout,
+              "time without progress after which a rank counts as hung, ten median steps if that is longer; "
+              "without any sign of life half of it"),
       word("log-format", reports, &C::log_format, {"line", "megatron", "json"},
            "of the console; metrics.jsonl in the run directory always has everything"),
       flag("gemm-trace", reports, &C::gemm_trace,
@@ -339,7 +349,8 @@ std::vector<Option<EvalConfig>> eval_options() {
   const std::string what = "What to evaluate on", hardware = "Hardware and numbers";
   return {
       text("", "", "DIR", &C::directory, "a run directory (its last checkpoint) or a checkpoint"),
-      paths("val-data", what, &C::val_data, "files or quoted globs (default: the validation stories)"),
+      paths("val-data", what, &C::val_data,
+            "files or quoted globs (default: the run's own validation data, else what it was trained on)"),
       flag("document-mask", what, &C::document_mask, "attention stops where documents end, as in training"),
       count("seq-len", what, &C::seq_len, 1,
             "tokens per sequence (default: the model's positions, at most 1024)"),

@@ -142,6 +142,12 @@ std::vector<std::string> resolve(RunConfig& c, const RunFacts& facts) {
     c.micro_batch = std::min(share, default_micro_batch(*c.seq_len, facts.parameters, backend));
   }
   check_micro_batch(*c.micro_batch, *c.seq_len);
+  // Not where a run goes on: its recorded micro-batch may be part of its bits.
+  if (*c.micro_batch > *c.global_batch && facts.schedule_tokens == 0) {
+    notes.push_back(cat("A micro-batch of ", *c.micro_batch,
+                        " is more than the global batch: ", *c.global_batch, " is taken."));
+    c.micro_batch = c.global_batch;
+  }
   if (!c.lr) c.lr = size.lr;
 
   if (const int64_t slots = (*c.global_batch - 1) / *c.micro_batch + 1; slots < facts.ranks)

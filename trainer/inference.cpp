@@ -13,6 +13,7 @@
 #include "dataloader/stories.h"
 #include "dataloader/tokenizer.h"
 #include "trainer/checkpoint.h"
+#include "trainer/checkpoint_read.h"
 #include "trainer/feed.h"
 #include "trainer/import.h"
 #include "trainer/one_rank.h"
@@ -141,8 +142,31 @@ void check_tokenizers(const Dataset& data, const std::vector<SmallFile>& tokeniz
   }
 }
 
+namespace {
+
+/// What to evaluate on where the command does not say: the validation data that the run of a checkpoint had, else what it
+/// was trained on. Returns a name for it.
+std::string own_data(Files& files, const std::string& directory, EvalConfig& config) {
+  if (files.kind(join_path(directory, "trainer/manifest.json")) != Files::Kind::file)
+    fail(ExitCode::usage, directory,
+         " does not record what it was trained on: say with --val-data on what to evaluate");
+  const std::string state = join_path(directory, "trainer/state.json");
+  const RunConfig run = resumed_config(CheckpointReader(files, directory).state().settings, state, {});
+  config.document_mask |= run.document_mask;
+  config.val_data = run.val_data.empty() ? run.data : run.val_data;
+  if (config.val_data.empty()) return "the validation stories";
+  return run.val_data.empty() ? "what it was trained on" : "the run's validation data";
+}
+
+}  // namespace
+
 int eval(EvalConfig config) {
+  const std::unique_ptr<Files> files = posix_files();
+  std::string name;
+  if (config.val_data.empty()) name = own_data(*files, find_weights(*files, config.directory), config);
   const std::vector<DataSource> sources = expand_data(config.val_data);
+  for (size_t i = 0; i < config.val_data.size(); ++i)
+    name += (name.empty() ? "" : i == 0 ? ", " : " ") + config.val_data[i];
   const LoadedModel loaded = load_model(config.directory, config.device, config.dtype);
   const ModelConfig& m = loaded.model->config;
   RunFacts facts;
@@ -159,7 +183,7 @@ int eval(EvalConfig config) {
   const Dataset dataset = sources.empty()
                               ? Dataset::stories(StorySplit::validation, kValidationStoryBytes, options)
                               : Dataset::open(sources, options);
-  check_tokenizers(dataset, read_tokenizer_files(*posix_files(), loaded.directory), loaded.directory);
+  check_tokenizers(dataset, read_tokenizer_files(*files, loaded.directory), loaded.directory);
   for (const std::string& warning : dataset.warnings())
     std::fprintf(stderr, "train_gpt: warning: %s\n", warning.c_str());
 
@@ -183,8 +207,8 @@ int eval(EvalConfig config) {
   Feed feed(ctx, dataset, rows);
   const EvalResult result = evaluate_dataset(ctx, *loaded.model, acts, {weights, gradients}, feed, dataset,
                                              config.eval_batches, *collectives_self());
-  std::printf("%s: validation loss %.6f nats per token over %s tokens (perplexity %.3f)\n",
-              loaded.directory.c_str(), result.loss, grouped(result.target_tokens).c_str(),
+  std::printf("%s: validation loss %.6f nats per token over %s tokens of %s (perplexity %.3f)\n",
+              loaded.directory.c_str(), result.loss, grouped(result.target_tokens).c_str(), name.c_str(),
               std::exp(result.loss));
   return 0;
 }

@@ -273,17 +273,15 @@ int inspect_model(const InspectConfig& config) {
   return 0;
 }
 
+constexpr int kDiffer = 1;  // as diff says it
+
 int compare(Files& files, const std::string& first, const std::string& second) {
   const auto both = [&](const auto& is) { return is(files, first) && is(files, second); };
-  if (both(is_checkpoint))
-    compare_checkpoints(files, first, second);
-  else if (both(is_run))
-    compare_runs(files, first, second);
-  else
-    fail(ExitCode::usage, "inspect ", first, " ", second,
-         ": expected two checkpoints (directories with trainer/manifest.json) or two runs (with "
-         "metrics.jsonl)");
-  return 0;
+  if (both(is_checkpoint)) return compare_checkpoints(files, first, second) ? 0 : kDiffer;
+  if (both(is_run)) return compare_runs(files, first, second) ? 0 : kDiffer;
+  fail(ExitCode::usage, "inspect ", first, " ", second,
+       ": expected two checkpoints (directories with trainer/manifest.json) or two runs (with "
+       "metrics.jsonl)");
 }
 
 }  // namespace

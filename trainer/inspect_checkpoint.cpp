@@ -83,21 +83,25 @@ std::string first_difference(const CheckpointReader& a, const CheckpointReader& 
 }
 
 template <class T>
-void compare_row(const std::string& name, const T& a, const T& b) {
+bool compare_row(const std::string& name, const T& a, const T& b) {
   if (a != b) print_row(name, cat(a, " and ", b));
+  return a == b;
 }
 
-void compare_settings(const TrainingState& a, const TrainingState& b) {
+bool compare_settings(const TrainingState& a, const TrainingState& b) {
   const std::map<std::string, std::string> x(a.settings.begin(), a.settings.end()),
       y(b.settings.begin(), b.settings.end());
   std::set<std::string> names;
   for (const auto* settings : {&x, &y})
     for (const auto& [name, value] : *settings) names.insert(name);
+  names.erase("out");  // where a run lies is not what it is
   const auto value = [](const auto& settings, const std::string& name) {
     const auto found = settings.find(name);
     return found == settings.end() ? std::string("not set") : found->second;
   };
-  for (const std::string& name : names) compare_row(name, value(x, name), value(y, name));
+  bool equal = true;
+  for (const std::string& name : names) equal &= compare_row(name, value(x, name), value(y, name));
+  return equal;
 }
 
 // ---- Two runs --------------------------------------------------------------------------------------------------------
@@ -156,24 +160,26 @@ void inspect_checkpoint(Files& files, const std::string& directory, bool full) {
   checkpoint.verify();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   print_row("checksums", cat("all ", grouped(static_cast<int64_t>(bytes)), " bytes are right, read in ",
-                             std::round(took.count() * 100) / 100, " s"));
+                             duration(took.count())));
 }
 
-void compare_checkpoints(Files& files, const std::string& first, const std::string& second) {
+bool compare_checkpoints(Files& files, const std::string& first, const std::string& second) {
   const CheckpointReader a(files, first), b(files, second);
   std::printf("%s and %s\n", first.c_str(), second.c_str());
   const std::string models = describe_difference(a.model(), b.model());
   if (!models.empty()) {
     print_row("models", cat(models, " (here: the first, there: the second)"));
-    return;
+    return false;
   }
-  compare_row("step", a.state().step, b.state().step);
-  compare_row("samples", a.state().samples, b.state().samples);
-  compare_row("tokens", a.state().tokens, b.state().tokens);
-  compare_settings(a.state(), b.state());
+  bool equal = compare_row("step", a.state().step, b.state().step);
+  equal &= compare_row("samples", a.state().samples, b.state().samples);
+  equal &= compare_row("tokens", a.state().tokens, b.state().tokens);
+  equal &= compare_settings(a.state(), b.state());
   for (const std::string& line :
-       describe_change(a.state().data, b.state().data, "in the first", "in the second"))
+       describe_change(a.state().data, b.state().data, "in the first", "in the second")) {
     print_row("data", line);
+    equal = false;
+  }
   const ParameterTable table(a.model());
   a.check_tensors(table);
   b.check_tensors(table);
@@ -184,10 +190,12 @@ void compare_checkpoints(Files& files, const std::string& first, const std::stri
     if (lacks(a, section) && lacks(b, section)) continue;
     const std::string difference = first_difference(a, b, section, table);
     print_row(name_of(section), difference.empty() ? "equal" : difference);
+    equal &= difference.empty();
   }
+  return equal;
 }
 
-void compare_runs(Files& files, const std::string& first, const std::string& second) {
+bool compare_runs(Files& files, const std::string& first, const std::string& second) {
   const std::map<int64_t, StepLine> a = steps_of(files, first), b = steps_of(files, second);
   std::printf("%s and %s\n", first.c_str(), second.c_str());
   int64_t equal = 0, alone = 0;
@@ -204,8 +212,8 @@ void compare_runs(Files& files, const std::string& first, const std::string& sec
     }
     if (!different) {
       print_row("first difference", cat("step ", grouped(step)));
-      print_row("loss", cat(line.loss, " and ", other->second.loss));
-      print_row("hash of the weights", cat(line.hash, " and ", other->second.hash));
+      compare_row("loss", line.loss, other->second.loss);
+      compare_row("hash of the weights", line.hash, other->second.hash);
     }
     different = true;
   }
@@ -214,6 +222,7 @@ void compare_runs(Files& files, const std::string& first, const std::string& sec
   const auto shared = static_cast<int64_t>(a.size()) - alone;
   if (static_cast<int64_t>(b.size()) > shared)
     print_row("only in the second", counted(static_cast<int64_t>(b.size()) - shared, "step"));
+  return !different && a.size() == b.size() && alone == 0;
 }
 
 }  // namespace kinoe

@@ -12,9 +12,11 @@ namespace kinoe {
 void inspect_checkpoint(Files& files, const std::string& directory, bool full);
 
 /// Prints, for weights, masters and both moments, the first element that differs and how many do. Reads and checks all of both.
-void compare_checkpoints(Files& files, const std::string& first, const std::string& second);
+/// Returns whether they are equal.
+bool compare_checkpoints(Files& files, const std::string& first, const std::string& second);
 
-/// Prints the first step whose loss or hash of the weights differs in the metrics.jsonl of two runs.
-void compare_runs(Files& files, const std::string& first, const std::string& second);
+/// Prints the first step whose loss or hash of the weights differs in the metrics.jsonl of two runs. Returns whether the runs
+/// have the same steps, all equal.
+bool compare_runs(Files& files, const std::string& first, const std::string& second);
 
 }  // namespace kinoe

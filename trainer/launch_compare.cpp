@@ -139,10 +139,15 @@ std::string table_of(const std::vector<Told>& all) {
   std::array<size_t, 6> widths{};
   for (const auto& row : rows)
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  // What no rank has, such as a GPU, has no column.
+  const auto shown = [&](size_t column) {
+    return std::any_of(rows.begin() + 1, rows.end(), [&](const auto& row) { return row[column] != "-"; });
+  };
   std::string text;
   for (const auto& row : rows) {
     std::string line;
-    for (size_t i = 0; i < row.size(); ++i) line += row[i] + std::string(widths[i] - row[i].size() + 2, ' ');
+    for (size_t i = 0; i < row.size(); ++i)
+      if (shown(i)) line += row[i] + std::string(widths[i] - row[i].size() + 2, ' ');
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
   }

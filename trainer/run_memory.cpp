@@ -65,21 +65,21 @@ RunMemory take_run_memory(Arena& arena, Model& model, const RunConfig& config, c
 
 MemoryPlan check_memory(std::FILE* out, const RunSetup& setup, Model& model, const ShardLayout& layout,
                         const Device& device, size_t held_before, const Arena& planned,
-                        size_t checkpoint_bytes, int sharing) {
+                        size_t checkpoint_bytes, const RankCounts& ranks) {
   const bool with_eval = setup.data.validation.has_value();
   const DeviceInfo info = device.info();
   const auto feed_bytes = [&](const RunConfig& c) {
     return Loader::buffer_bytes(c.micro_batch.value(), c.seq_len.value(), c.document_mask) *
            (with_eval ? 2 : 1);
   };
-  print_run(out, setup.config, setup.model, info, *setup.data.training,
+  print_run(out, setup.config, setup.model, info, ranks, *setup.data.training,
             with_eval ? &*setup.data.validation : nullptr);
   std::vector<Arena::Group> host = {{"data buffers (host)", feed_bytes(setup.config)}};
   if (checkpoint_bytes > 0) host.push_back({"checkpoint buffers (host)", checkpoint_bytes});
   MemoryPlan plan = plan_memory(planned, device, held_before, host);
-  print_memory(out, plan);
+  print_memory(out, plan, ranks.ranks);
   std::fflush(out);
-  require_memory(setup.config, info, model.backend == Backend::cpu ? sharing : 1,
+  require_memory(setup.config, info, model.backend == Backend::cpu ? ranks.here : 1,
                  [&](const RunConfig& other) {
                    Arena arena;
                    take_run_memory(arena, model, other, layout, with_eval);

@@ -25,9 +25,9 @@ RunMemory take_run_memory(Arena& arena, Model& model, const RunConfig& config, c
 
 /// Prints the run and its memory to `out`, and ends with a configuration that fits where this one does not (ExitCode::usage).
 /// `held_before`: what the program held before; `checkpoint_bytes`: host memory for saving and loading checkpoints;
-/// `sharing`: ranks on this host, which on CPUs share its memory. All ranks of a host ask before any of them takes its own.
+/// on CPUs the ranks of a host share its memory. All ranks of a host ask before any of them takes its own.
 MemoryPlan check_memory(std::FILE* out, const RunSetup& setup, Model& model, const ShardLayout& layout,
                         const Device& device, size_t held_before, const Arena& planned,
-                        size_t checkpoint_bytes, int sharing);
+                        size_t checkpoint_bytes, const RankCounts& ranks);
 
 }  // namespace kinoe

@@ -98,7 +98,12 @@ std::string Reports::draw_loss() const {
     std::snprintf(label, sizeof(label), "entropy of the stories %.3f", entropy_per_byte());
     style.reference_label = label;
   }
-  write_loss_curve(picture, read_loss_history(metrics_), style);
+  try {
+    write_loss_curve(picture, read_loss_history(metrics_), style);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "train_gpt: warning: the loss curve is not drawn: %s\n", error.what());
+    return "";
+  }
   return picture;
 }
 

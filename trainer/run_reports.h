@@ -37,7 +37,8 @@ class Reports {
   void sample(const std::string& text) { monitor_.note("sample: " + text); }
   /// After the last step; what is printed from then on has the console to itself.
   void finish();
-  /// Draws loss.svg into the run's directory (on rank 0) and returns its path.
+  /// Draws loss.svg into the run's directory (on rank 0) and returns its path; "" where that fails, which is a warning: the
+  /// run has been saved.
   [[nodiscard]] std::string draw_loss() const;
 
   /// For the records of saves: null on a rank that reports nothing.

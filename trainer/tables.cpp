@@ -27,6 +27,15 @@ std::string mebibytes(size_t bytes) {
   return text;
 }
 
+std::string duration(double seconds) {
+  char text[32];
+  if (seconds < 1)
+    std::snprintf(text, sizeof(text), seconds < 0.01 ? "%.2g ms" : "%.0f ms", seconds * 1e3);
+  else
+    std::snprintf(text, sizeof(text), "%.1f s", seconds);
+  return text;
+}
+
 namespace {
 
 void print_row(std::FILE* out, const std::string& name, const std::string& value) {
@@ -53,15 +62,15 @@ MemoryPlan plan_memory(const Arena& plan, const Device& device, size_t held,
   return result;
 }
 
-void print_memory(std::FILE* out, const MemoryPlan& plan) {
-  std::fprintf(out, "memory\n");
+void print_memory(std::FILE* out, const MemoryPlan& plan, int ranks) {
+  std::fprintf(out, ranks > 1 ? "memory (each rank)\n" : "memory\n");
   for (const Arena::Group& row : plan.rows) print_row(out, row.name, mebibytes(row.bytes));
   print_row(out, "total", mebibytes(plan.total));
   for (const Arena::Group& row : plan.host) print_row(out, row.name, mebibytes(row.bytes));
 }
 
 void print_run(std::FILE* out, const RunConfig& config, const ModelConfig& model, const DeviceInfo& device,
-               const Dataset& training, const Dataset* validation) {
+               const RankCounts& ranks, const Dataset& training, const Dataset* validation) {
   const TokenFlops flops = training_flops(model, config.seq_len.value());
   const std::vector<double> epochs = training.epochs(config.steps.value() * config.global_batch.value());
   std::fprintf(out, "run\n");
@@ -71,6 +80,12 @@ void print_run(std::FILE* out, const RunConfig& config, const ModelConfig& model
                 model.tied ? ", tied" : ""));
   print_row(out, "parameters", grouped(model.parameter_count()));
   print_row(out, "device", cat(device.name, ", ", name_of(config.dtype.value())));
+  if (ranks.ranks > 1)
+    print_row(out, "ranks",
+              cat(ranks.ranks, " on ", counted(ranks.hosts, "host"), ", ZeRO ", config.zero, ", determinism ",
+                  config.determinism));
+  else if (config.determinism != RunConfig().determinism)
+    print_row(out, "ranks", cat("1, determinism ", config.determinism));
   print_row(out, "training data",
             cat(config.data.empty() ? "built-in stories, " : "", grouped(training.tokens()), " tokens, ",
                 grouped(training.samples()), " sequences of ", config.seq_len.value()));
