@@ -236,11 +236,17 @@ double now_seconds() {
 
 /// What this rank found, as ranks compare it: each looks for itself. A file system that shows a rank the checkpoints of a while
 /// ago would have it go on from another one; a directory of the same name may hold another model.
-Facts found(const RunSetup& setup) {
-  const std::string checkpoint =
-      setup.from.checkpoint ? cat("step ", setup.state.step, ", hash ", setup.state.weights_hash) : "none";
+RankFacts found(const RunSetup& setup) {
+  RankFacts facts;
+  const CheckpointReader* checkpoint = setup.from.checkpoint.get();
+  facts.checkpoints = checkpoint != nullptr ? parent_directory(checkpoint->directory())
+                                            : join_path(setup.config.out, "checkpoints");
+  facts.checkpoint =
+      checkpoint != nullptr ? cat("step ", setup.state.step, ", hash ", setup.state.weights_hash) : "none";
+  facts.passed_over = joined(setup.from.notes);
   const std::string model = model_config_to_json(setup.model, "float32");
-  return {{"checkpoint", checkpoint}, {"hash of config.json", cat(checksum(model.data(), model.size()))}};
+  facts.same = {{"hash of config.json", cat(checksum(model.data(), model.size()))}};
+  return facts;
 }
 std::vector<const DataState*> states_of(const RunSetup& setup) {
   std::vector<const DataState*> states = {&setup.state.data};
@@ -271,8 +277,7 @@ void load_start(const Context& ctx, const RunSetup& setup, const Model& model, c
                          " read and checked in ", duration(took))});
   if (team.control().sum("hash of the weights", hash).front() != setup.state.weights_hash)
     fail(ExitCode::checkpoint, checkpoint->directory(),
-         ": the weights are not those of the step its state.json names (their hash differs); use an older "
-         "checkpoint, or --resume latest-valid");
+         ": the weights are not those of the step its state.json names (their hash differs)", kUseOlder);
   if (training.weights_hash() != setup.state.weights_hash)
     fail(ExitCode::checkpoint, checkpoint->directory(), ": the weights in memory are not those of step ",
          setup.state.step, " (their hash differs)");
@@ -314,6 +319,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
   Context ctx = device->context();
   std::fputs(compare_ranks(team, *device, config, states_of(setup), found(setup)).c_str(), tables);
   check_stop_after(config, state);
+  if (team.first() && !config.dry_run) check_new_run(*files, config);
   std::vector<std::string> warnings = setup.warnings;
   for (const std::string& warning : host_warnings(team, ctx.backend == Backend::cuda))
     warnings.push_back(warning);

@@ -323,6 +323,29 @@ TEST_F(LaunchCompare, EveryDifferenceIsShownWithWhoHasIt) {
   EXPECT_EQ(text.find("driver"), std::string::npos) << text;
 }
 
+/// First and alone: other settings follow from another checkpoint, and machines of another kind are not to blame.
+TEST_F(LaunchCompare, OtherCheckpointsAreNamedBeforeWhatFollowsFromThem) {
+  for (RankFacts& one : facts) {
+    one.checkpoints = "run/checkpoints";
+    one.checkpoint = "step 16, hash 5";
+  }
+  facts[3].checkpoint = "step 8, hash 6";
+  facts[3].checkpoints = "elsewhere/checkpoints";
+  facts[3].same[3].second = "1e-3";
+  const std::string start = "4: run/checkpoints is not the same everywhere: ",
+                    end = "; RUN must be on a file system that all hosts see";
+  EXPECT_EQ(compared(places, facts),
+            start + "step 16 on ranks 0, 1 (n1), rank 2 (n2), step 8 on rank 3 (n2)" + end);
+  facts[3].passed_over = "passed over: step 16 is damaged";
+  EXPECT_TRUE(compared(places, facts).ends_with(end + "; rank 3 (n2): passed over: step 16 is damaged"));
+  facts[3].passed_over = "";
+  facts[3].checkpoint = "step 16, hash 6";
+  EXPECT_EQ(compared(places, facts),
+            start + "step 16, hash 5 on ranks 0, 1 (n1), rank 2 (n2), step 16, hash 6 on rank 3 (n2)" + end);
+  facts[3].same.emplace_back("--resume", "never");  // then this is why
+  EXPECT_EQ(compared(places, facts).find("5: the ranks are not alike: --lr: "), 0U);
+}
+
 TEST_F(LaunchCompare, OtherDataNamesSourceAndHost) {
   facts[2].data[1].second = facts[3].data[1].second = "ffff";
   const std::string other = compared(places, facts);

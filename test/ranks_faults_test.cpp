@@ -264,6 +264,41 @@ TEST_F(RanksFaults, ALogHasNoProgressBar) {
   EXPECT_EQ(got.output.find('\x1b'), std::string::npos) << got.output;
 }
 
+TEST_F(RanksFaults, CheckpointsThatAreNotTheSameEverywhere) {
+  expect_code(kStopped, run_on(2, nine("run", {"--stop-after", "6"})));
+  fs::create_directories(path("elsewhere"));
+  for (const char* file : {"m.json", "text.bin"}) fs::copy_file(path(file), path("elsewhere") + "/" + file);
+  fs::copy(path("run"), path("elsewhere/run"), fs::copy_options::recursive);
+  flip("elsewhere/run/checkpoints/step_00000006/model.safetensors");
+  make_rank(1, "cd elsewhere");
+  expect_error(
+      4, 3,
+      {"error: run/checkpoints is not the same everywhere: step 6 on ranks 0, 2 (", "), step 3 on rank 1 (",
+       "); RUN must be on a file system that all hosts see; rank 1 (", "): passed over: run/checkpoints/"},
+      {"--resume", "latest-valid", "--out", "run"});
+  EXPECT_EQ(said().find("latest-valid"), std::string::npos) << "advice to do what is being done: " << said();
+  fs::remove_all(path("elsewhere/run"));
+  expect_error(4, 3, {"not the same everywhere: step 6 on ranks 0, 2 (", "), none on rank 1 ("},
+               nine("run", {"--resume", "auto"}));
+}
+
+/// Not when the first checkpoints cannot be written.
+TEST_F(RanksFaults, ARunDirectoryThatAnotherRankDoesNotSee) {
+  fs::create_directories(path("elsewhere"));
+  for (const char* file : {"m.json", "text.bin"}) fs::copy_file(path(file), path("elsewhere") + "/" + file);
+  make_rank(1, "cd elsewhere");
+  const std::vector<std::string> parts = {"error: rank 1 (",
+                                          "run directory run is not here what it is for rank 0 (",
+                                          "the working directory is ", "/elsewhere, rank 0's is "};
+  expect_error(2, 3, parts, nine("run"));
+  EXPECT_FALSE(fs::exists(path("run"))) << "a run that never began left a directory";
+  // Nor one of the same name.
+  fs::create_directories(path("elsewhere/run"));
+  expect_error(2, 3, parts, nine("run"));
+  EXPECT_FALSE(fs::exists(path("run")));
+  EXPECT_TRUE(fs::is_empty(path("elsewhere/run")));
+}
+
 TEST_F(RanksFaults, AnEndBySignalLeavesNothingRunningAndNoHalfCheckpoint) {
   start_ranks(3, nine("run", {"--steps", "2000", "--save-every", "2", "--global-batch", "2"}));
   ASSERT_TRUE(wait_until([&] { return fs::exists(path("run/checkpoints/step_00000004")); })) << said();

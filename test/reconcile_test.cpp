@@ -185,9 +185,30 @@ TEST(Reconcile, Row41OtherRanksAndStagesAreFreeAndSaid) {
     notes.clear();
     config.zero = 0;
     reconcile(config, state, notes);
+    EXPECT_TRUE(notes.empty());
+    reconcile_ranks(config, state, 3, notes);
     ASSERT_EQ(notes.size(), 1U);
     EXPECT_TRUE(notes[0].starts_with("zero is ") && has(notes, numbers)) << notes[0];
     EXPECT_TRUE(state.changes.empty());
+    // They are others for another reason, which has been said.
+    notes.clear();
+    config.micro_batch = 4;
+    config.lr = 0.5;
+    config.override_ = {"micro-batch", "lr"};
+    reconcile(config, state, notes);
+    reconcile_ranks(config, state, 2, notes);
+    EXPECT_TRUE(has(notes, "saved by 3 ranks, going on with 2"));
+    EXPECT_FALSE(has(notes, "the same numbers"));
+    // But those of the next start are the same again.
+    state.step += 5;
+    state.settings = settings_of(config);
+    notes.clear();
+    reconcile_ranks(config, state, 3, notes);
+    EXPECT_TRUE(has(notes, "saved by 2 ranks, going on with 3" + numbers));
+    notes.clear();
+    config.device = DeviceChoice::cuda;
+    reconcile_ranks(config, state, 2, notes);
+    EXPECT_FALSE(has(notes, "the same numbers"));
   }
 }
 

@@ -55,6 +55,20 @@ TEST_F(ResumeFaults, Row37GarbageInLatestIsSaidAndIgnored) {
       << got.output;
 }
 
+TEST_F(ResumeFaults, Row30ARunThatIsThereIsNotBegunAnew) {
+  make_half_a_run("run");
+  expect_error(kUsage,
+               {"run directory run exists and is not empty (",
+                "): nothing was changed; choose another --out, or "
+                "--resume auto to go on from step_00000020"},
+               start("run"));
+  EXPECT_EQ(steps_of("run").size(), 20U);
+  fs::remove_all(path("run/checkpoints"));
+  const Outcome got = run(start("run"));
+  EXPECT_TRUE(got.output.ends_with("choose another --out\n")) << got.output;
+  expect_code(0, run(start("run", "llama.json", {"--dry-run"})));
+}
+
 TEST_F(ResumeFaults, Row35AFlippedByteAndLatestValid) {
   make_half_a_run("run");
   const std::vector<Json> half = steps_of("run");
@@ -65,7 +79,9 @@ TEST_F(ResumeFaults, Row35AFlippedByteAndLatestValid) {
   EXPECT_EQ(read("run/metrics.jsonl"), metrics) << "a refused start changed the run";
   const Outcome got = run({"--resume", "latest-valid", "--out", "run", "--keep", "1"});
   expect_code(0, got);
-  EXPECT_NE(got.output.find("passed over: "), std::string::npos) << got.output;
+  const size_t passed = got.output.find("passed over: ");
+  ASSERT_NE(passed, std::string::npos) << got.output;
+  EXPECT_EQ(got.output.find("--resume latest-valid", passed), std::string::npos) << got.output;
   EXPECT_NE(got.output.find("step_00000020 is damaged and now called"), std::string::npos) << got.output;
   EXPECT_NE(got.output.find("going on from run/checkpoints/step_00000010"), std::string::npos) << got.output;
   expect_code(0, run(start("straight")));
@@ -150,6 +166,7 @@ TEST_F(ResumeFaults, Row29ASecondProcessInTheSameRun) {
   const Outcome got = run_shell(script);
   const size_t refused = got.output.find("in use by another process (host ");
   ASSERT_NE(refused, std::string::npos) << got.output;
+  EXPECT_EQ(got.output.find(" )", refused), std::string::npos) << got.output;
   EXPECT_NE(got.output.find("code 2\n"), std::string::npos) << got.output;
   const Outcome on = run(go_on("run", {"--stop-after", next_step("run")}));
   EXPECT_TRUE(on.code == kStopped) << on.output;

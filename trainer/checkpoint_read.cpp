@@ -187,7 +187,7 @@ const TensorRecord& CheckpointReader::record(Section section, const Parameter& p
 
 void CheckpointReader::damaged(const TensorRecord& tensor, const std::string& what) const {
   fail(ExitCode::checkpoint, join_path(directory_, manifest_.files[tensor.file].name), ": tensor ",
-       tensor.name, ": ", what, "; use an older checkpoint, or --resume latest-valid");
+       tensor.name, ": ", what, kUseOlder);
 }
 
 /// The bytes of elements [first, last), which are whole chunks.
@@ -328,7 +328,7 @@ void CheckpointReader::verify(int threads, int64_t block_elements) const {
   if (hash != state_.weights_hash)
     fail(ExitCode::checkpoint, directory_,
          ": the weights are not those of the step its state.json names (hashes ", hash, " and ",
-         state_.weights_hash, "); use an older checkpoint, or --resume latest-valid");
+         state_.weights_hash, ")", kUseOlder);
 }
 
 }  // namespace kinoe

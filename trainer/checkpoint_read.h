@@ -18,6 +18,9 @@
 
 namespace kinoe {
 
+/// What to do about a damaged one, at the end of a message.
+inline constexpr const char* kUseOlder = "; use an older checkpoint, or --resume latest-valid";
+
 class CheckpointReader {
  public:
   /// Throws ExitCode::checkpoint with file and reason, as everything here does.

@@ -153,7 +153,10 @@ std::vector<std::string> resolve(RunConfig& c, const RunFacts& facts) {
   if (const int64_t slots = (*c.global_batch - 1) / *c.micro_batch + 1; slots < facts.ranks)
     notes.push_back(cat("A global batch of ", *c.global_batch, " in micro-batches of ", *c.micro_batch,
                         " is work for ", slots, " of ", facts.ranks,
-                        " ranks; a smaller --micro-batch gives the others some."));
+                        c.determinism == "topology" && facts.schedule_tokens > 0
+                            ? " ranks; only --override micro-batch changes that, and the bits differ from "
+                              "then on."
+                            : " ranks; a smaller --micro-batch gives the others some."));
 
   const int64_t per_step = checked_product(*c.global_batch, *c.seq_len, "--global-batch x --seq-len");
   if (c.tokens) c.steps = (*c.tokens - 1) / per_step + 1;

@@ -271,22 +271,6 @@ std::string make_default_run_directory(Files& files, std::time_t now) {
   return path;
 }
 
-/// Permission bits say nothing to root and quotas are in no bit at all, so a file is written.
-void probe_write(Files& files, const std::string& directory) {
-  const std::string path = join_path(directory, cat(".probe-", ::getpid(), ".tmp"));
-  const std::string block(4096, '\0');
-  const std::unique_ptr<File> file = files.create(path);
-  try {
-    file->write_at(0, block.data(), block.size());
-    file->sync();
-    file->close();
-  } catch (const FileError&) {
-    attempt([&] { files.remove(path); });
-    throw;
-  }
-  files.remove(path);
-}
-
 }  // namespace
 
 FileError::FileError(const std::string& operation, const std::string& path, int error)
@@ -347,6 +331,33 @@ void write_file_durably(Files& files, const std::string& path, std::string_view 
   files.sync_directory(parent_directory(path));
 }
 
+void probe_write(Files& files, const std::string& directory, const std::string& name) {
+  const std::string path = join_path(directory, name);
+  const std::string block(4096, '\0');
+  const std::unique_ptr<File> file = files.create(path);
+  try {
+    file->write_at(0, block.data(), block.size());
+    file->sync();
+    file->close();
+  } catch (const FileError&) {
+    attempt([&] { files.remove(path); });
+    throw;
+  }
+  files.remove(path);
+}
+
+void check_unused(Files& files, const std::string& path, const std::string& instead) {
+  const Files::Kind kind = files.kind(path);
+  if (kind == Files::Kind::absent) return;
+  if (kind != Files::Kind::directory)
+    fail(ExitCode::usage, "run directory ", path, " exists and is not a directory; choose another --out");
+  const std::vector<std::string> names = files.list(path);
+  if (!names.empty())
+    fail(ExitCode::usage, "run directory ", path, " exists and is not empty (", names.size(),
+         names.size() == 1 ? " entry, " : " entries, such as ", names.front(),
+         "): nothing was changed; choose another --out", instead);
+}
+
 std::string prepare_run_directory(Files& files, const RunDirectoryRequest& request, std::time_t now) {
   return in_class(ExitCode::usage, [&] {
     bool created = true;
@@ -361,15 +372,11 @@ std::string prepare_run_directory(Files& files, const RunDirectoryRequest& reque
     if (!created) {
       if (files.kind(path) != Files::Kind::directory)
         fail(ExitCode::usage, "run directory ", path, " exists and is not a directory; choose another --out");
-      const std::vector<std::string> names = files.list(path);
-      if (!names.empty() && !request.resume)
-        fail(ExitCode::usage, "run directory ", path, " exists and is not empty (", names.size(),
-             names.size() == 1 ? " entry, " : " entries, such as ", names.front(),
-             "): nothing was changed; choose another --out");
+      if (!request.resume) check_unused(files, path);
     }
 
     try {
-      probe_write(files, path);
+      probe_write(files, path, cat(".probe-", ::getpid(), ".tmp"));
       const uint64_t free = files.free_bytes(path);
       if (free < request.needed_bytes)
         fail(ExitCode::usage, "run directory ", path, ": one checkpoint takes ",
@@ -392,6 +399,7 @@ RunLock::RunLock(const std::string& run_directory) {
     char text[256] = "";
     const ssize_t got = ::pread(fd_, text, sizeof text - 1, 0);
     std::string holder(text, static_cast<size_t>(std::max<ssize_t>(0, got)));
+    holder.erase(holder.find_last_not_of('\n') + 1);
     std::replace(holder.begin(), holder.end(), '\n', ' ');
     ::close(fd_);
     fail(ExitCode::usage, "run directory ", run_directory, " is in use by another process (", holder,

@@ -111,6 +111,12 @@ std::string read_file(Files& files, const std::string& path);
 /// of the parent directory.
 void write_file_durably(Files& files, const std::string& path, std::string_view contents);
 
+/// Writes, syncs and removes a file of this name: permission bits say nothing to root, and quotas are in no bit at all.
+void probe_write(Files& files, const std::string& directory, const std::string& name);
+
+/// Throws ExitCode::usage where a new run's directory exists and is not an empty directory. `instead` ends the message.
+void check_unused(Files& files, const std::string& path, const std::string& instead = "");
+
 struct RunDirectoryRequest {
   std::string path;           // "" : a new runs/<YYYYmmdd-HHMMSS> below the current directory
   bool resume = false;        // an existing run may be continued

@@ -105,10 +105,15 @@ struct RankFacts {
   std::string pci;  // PCI bus id of the GPU; "" on the CPU
   Facts same;       // must be the same on all ranks: binary, GPU, driver, each setting that matters
   Facts data;       // name of each data source and a hash of it
+  // Where this rank would go on, as it sees the run directory:
+  std::string checkpoints = {};  // the directory of checkpoints
+  std::string checkpoint = {};   // "step 8, hash 123", "none"
+  std::string passed_over = {};  // why none that is newer; "" where there is nothing to say
 };
 
 /// Call after join and before anything large. Throws Error(rank_lost) when two ranks have one GPU (host and pci), naming
-/// both, and when `same` differs, with every difference and who has which value; Error(data) when a source differs or is
+/// both, Error(checkpoint) when they see other checkpoints, from which other settings would follow (unless "--resume" in `same`
+/// differs), naming each rank's, and Error(rank_lost) when `same` differs, with every difference and who has which value; Error(data) when a source differs or is
 /// missing on some host, naming host and source. The same error on all ranks. Returns a table of them for rank 0 to print:
 /// rank, host, "GPU", "driver" and "NCCL" of facts.same, pci.
 std::string compare_ranks(Channel& channel, const Place& place, const RankFacts& facts);

@@ -28,31 +28,42 @@ void put(std::string& bytes, const std::string& text) {
 
 std::string pack(const Place& place, const RankFacts& facts) {
   std::string bytes;
-  for (const std::string& text : {place.host, facts.pci, cat(facts.same.size())}) put(bytes, text);
-  for (const Facts* list : {&facts.same, &facts.data})
+  for (const std::string& text :
+       {place.host, facts.pci, facts.checkpoints, facts.checkpoint, facts.passed_over})
+    put(bytes, text);
+  for (const Facts* list : {&facts.same, &facts.data}) {
+    put(bytes, cat(list->size()));
     for (const auto& [name, value] : *list) {
       put(bytes, name);
       put(bytes, value);
     }
+  }
   return bytes;
 }
 
+std::string take(const std::string& bytes, size_t& at) {
+  uint64_t size = 0;
+  CHECK(bytes.size() - at >= sizeof(size), "facts of a rank end early");
+  std::memcpy(&size, bytes.data() + at, sizeof(size));
+  at += sizeof(size);
+  CHECK(bytes.size() - at >= size, "facts of a rank end early");
+  at += size;
+  return bytes.substr(at - size, size);
+}
+
 Told unpack(const std::string& bytes) {
-  std::vector<std::string> texts;
-  for (size_t at = 0; at < bytes.size();) {
-    uint64_t size = 0;
-    CHECK(bytes.size() - at >= sizeof(size), "facts of a rank end early");
-    std::memcpy(&size, bytes.data() + at, sizeof(size));
-    at += sizeof(size);
-    CHECK(bytes.size() - at >= size, "facts of a rank end early");
-    texts.push_back(bytes.substr(at, size));
-    at += size;
-  }
-  CHECK(texts.size() >= 3 && texts.size() % 2 == 1, "facts of a rank in ", texts.size(), " texts");
-  Told told{texts[0], {texts[1], {}, {}}};
-  const size_t data_from = 3 + 2 * std::stoull(texts[2]);
-  for (size_t i = 3; i + 1 < texts.size(); i += 2)
-    (i < data_from ? told.facts.same : told.facts.data).emplace_back(texts[i], texts[i + 1]);
+  Told told;
+  RankFacts& facts = told.facts;
+  size_t at = 0;
+  for (std::string* text :
+       {&told.host, &facts.pci, &facts.checkpoints, &facts.checkpoint, &facts.passed_over})
+    *text = take(bytes, at);
+  for (Facts* list : {&facts.same, &facts.data})
+    for (size_t left = std::stoull(take(bytes, at)); left > 0; --left) {
+      std::string name = take(bytes, at);
+      list->emplace_back(std::move(name), take(bytes, at));
+    }
+  CHECK(at == bytes.size(), "facts of a rank in ", bytes.size(), " bytes, of which ", at, " are known");
   return told;
 }
 
@@ -82,10 +93,24 @@ std::string who(const std::vector<Told>& all, const std::vector<int>& ranks) {
   return text;
 }
 
-/// Names in the order in which they first come, each with its values and who has them ("" where it is missing).
+/// Values in the order in which they first come, each with the ranks that have it.
 using Values = std::vector<std::pair<std::string, std::vector<int>>>;
-std::vector<std::pair<std::string, Values>> differences(const std::vector<Told>& all,
-                                                        Facts RankFacts::*list) {
+Values values_of(const std::vector<std::string>& of_each_rank) {
+  Values different;
+  for (size_t rank = 0; rank < of_each_rank.size(); ++rank) {
+    const auto known = std::find_if(different.begin(), different.end(),
+                                    [&](const auto& one) { return one.first == of_each_rank[rank]; });
+    if (known == different.end())
+      different.push_back({of_each_rank[rank], {static_cast<int>(rank)}});
+    else
+      known->second.push_back(static_cast<int>(rank));
+  }
+  return different;
+}
+
+/// Names in the order in which they first come, each with its values and who has them ("missing" where it is).
+using Differences = std::vector<std::pair<std::string, Values>>;
+Differences differences(const std::vector<Told>& all, Facts RankFacts::*list) {
   std::vector<std::string> names;
   std::map<std::string, std::vector<std::string>> values;  // of each rank
   for (size_t rank = 0; rank < all.size(); ++rank)
@@ -94,31 +119,22 @@ std::vector<std::pair<std::string, Values>> differences(const std::vector<Told>&
       if (is_new) names.push_back(name);
       entry->second[rank] = value;
     }
-  std::vector<std::pair<std::string, Values>> found;
-  for (const std::string& name : names) {
-    Values different;
-    for (size_t rank = 0; rank < all.size(); ++rank) {
-      const std::string& value = values[name][rank];
-      const auto known = std::find_if(different.begin(), different.end(),
-                                      [&](const auto& one) { return one.first == value; });
-      if (known == different.end())
-        different.push_back({value, {static_cast<int>(rank)}});
-      else
-        known->second.push_back(static_cast<int>(rank));
-    }
-    if (different.size() > 1) found.emplace_back(name, std::move(different));
-  }
+  Differences found;
+  for (const std::string& name : names)
+    if (Values different = values_of(values[name]); different.size() > 1)
+      found.emplace_back(name, std::move(different));
   return found;
 }
 
-std::string describe(const std::vector<Told>& all, const std::vector<std::pair<std::string, Values>>& found) {
+std::string describe(const std::vector<Told>& all, const Values& values) {
+  std::string text;
+  for (const auto& [value, ranks] : values)
+    text += cat(text.empty() ? "" : ", ", value.empty() ? "''" : value, " on ", who(all, ranks));
+  return text;
+}
+std::string describe(const std::vector<Told>& all, const Differences& found) {
   std::vector<std::string> rows;
-  for (const auto& [name, values] : found) {
-    std::string row = name + ":";
-    for (const auto& [value, ranks] : values)
-      row += cat(row.back() == ':' ? " " : ", ", value.empty() ? "''" : value, " on ", who(all, ranks));
-    rows.push_back(row);
-  }
+  for (const auto& [name, values] : found) rows.push_back(cat(name, ": ", describe(all, values)));
   return joined(rows);
 }
 
@@ -154,6 +170,23 @@ std::string table_of(const std::vector<Told>& all) {
   return text;
 }
 
+/// Ends the run where ranks would go on from other checkpoints.
+void compare_checkpoints(const std::vector<Told>& all) {
+  std::vector<std::string> full, steps, notes;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const RankFacts& facts = all[rank].facts;
+    full.push_back(facts.checkpoint);
+    steps.push_back(facts.checkpoint.substr(0, facts.checkpoint.find(',')));
+    if (!facts.passed_over.empty())
+      notes.push_back(cat("rank ", rank, " (", all[rank].host, "): ", facts.passed_over));
+  }
+  const Values values = values_of(full), short_ones = values_of(steps);
+  if (values.size() == 1) return;
+  fail(ExitCode::checkpoint, all.front().facts.checkpoints, " is not the same everywhere: ",
+       describe(all, short_ones.size() == values.size() ? short_ones : values),
+       "; RUN must be on a file system that all hosts see", notes.empty() ? "" : "; ", joined(notes));
+}
+
 }  // namespace
 
 std::string compare_ranks(Channel& channel, const Place& place, const RankFacts& facts) {
@@ -166,11 +199,14 @@ std::string compare_ranks(Channel& channel, const Place& place, const RankFacts&
              "): start no more ranks on a host than it has GPUs, and let each see all of them or one of its "
              "own "
              "(CUDA_VISIBLE_DEVICES)");
-  if (const auto found = differences(all, &RankFacts::same); !found.empty())
+  const Differences found = differences(all, &RankFacts::same);
+  if (std::none_of(found.begin(), found.end(), [](const auto& one) { return one.first == "--resume"; }))
+    compare_checkpoints(all);
+  if (!found.empty())
     fail(ExitCode::rank_lost, "the ranks are not alike: ", describe(all, found),
          "; start the same program with the same options on machines of one kind");
-  if (const auto found = differences(all, &RankFacts::data); !found.empty())
-    fail(ExitCode::data, "the ranks do not see the same data: ", describe(all, found),
+  if (const Differences other = differences(all, &RankFacts::data); !other.empty())
+    fail(ExitCode::data, "the ranks do not see the same data: ", describe(all, other),
          "; copy the same files to every host, or use a file system that all share");
   return table_of(all);
 }

@@ -25,11 +25,11 @@ std::unique_ptr<Device> open_device(const RunConfig& config, const Place& place)
 }
 
 std::string compare_ranks(Team& team, const Device& device, const RunConfig& config,
-                          const std::vector<const DataState*>& data, const Facts& found) {
+                          const std::vector<const DataState*>& data, RankFacts facts) {
   if (team.ranks() == 1) return "";
   const DeviceInfo info = device.info();
-  RankFacts facts;
   facts.pci = info.pci;
+  const Facts found = std::move(facts.same);
   facts.same = {{"program", program_hash()},
                 {"GPU", info.pci.empty() ? "" : info.name},
                 {"driver", info.driver},

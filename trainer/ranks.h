@@ -22,9 +22,9 @@ std::unique_ptr<Device> open_device(const RunConfig& config, const Place& place)
 
 /// Ends the run on all ranks unless they have the same program, settings, data and kind of GPU, and a GPU each. Returns
 /// a table of the ranks; "" for one. The first exchange of a run: from here on every rank knows that the others got so far.
-/// `data`: what is trained and evaluated on; `found`: what else this rank found under the names that it was given.
+/// `data`: what is trained and evaluated on; `facts`: what else this rank found under the names that it was given.
 std::string compare_ranks(Team& team, const Device& device, const RunConfig& config,
-                          const std::vector<const DataState*>& data, const Facts& found);
+                          const std::vector<const DataState*>& data, RankFacts facts);
 
 /// Ends the run on all ranks (ExitCode::checkpoint) unless all have read the same weights from `source`: a directory of that name
 /// may be another one on another host.

@@ -86,7 +86,8 @@ std::unique_ptr<CheckpointReader> newest_valid(Files& files, const std::string& 
       checkpoint->verify();
       return checkpoint;
     } catch (const Error& error) {
-      point.notes.push_back(cat("passed over: ", error.what()));
+      const std::string why = error.what();
+      point.notes.push_back(cat("passed over: ", why.substr(0, why.find(kUseOlder))));
       point.passed_over.push_back(steps.back());
     }
   }
@@ -291,22 +292,12 @@ void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>
     if (const std::string from = recorded(state, name), to = value_in(now, name);
         from != to && !(topology && name == kMicroBatch))
       notes.push_back(cat(name, " is ", to, ", was ", from, kLastBits));
-  if (const std::string from = recorded(state, "zero"), to = value_in(now, "zero"); from != to)
-    notes.push_back(cat("zero is ", to, ", was ", from, topology ? ": the same numbers" : kLastBits));
 }
 
 void check_stop_after(const RunConfig& config, const TrainingState& state) {
   if (config.stop_after && *config.stop_after <= state.step && state.step < config.steps.value())
     fail(ExitCode::usage, "--stop-after ", *config.stop_after, ": the checkpoint is already at step ",
          state.step, "; give a later step or leave it out");
-}
-
-void reconcile_ranks(const RunConfig& config, TrainingState& state, int ranks,
-                     std::vector<std::string>& notes) {
-  if (state.ranks != 0 && state.ranks != ranks)
-    notes.push_back(cat("saved by ", state.ranks, state.ranks == 1 ? " rank" : " ranks", ", going on with ",
-                        ranks, config.determinism == kTopology ? ": the same numbers" : kLastBits));
-  state.ranks = ranks;
 }
 
 void reconcile_data(const RunConfig& config, TrainingState& state, const DataState& now,
@@ -319,6 +310,24 @@ void reconcile_data(const RunConfig& config, TrainingState& state, const DataSta
     notes.push_back(cat("from step ", state.step + 1, " on the data is other: ", all));
   }
   state.data = now;
+}
+
+void reconcile_ranks(const RunConfig& config, TrainingState& state, int ranks,
+                     std::vector<std::string>& notes) {
+  const auto now = settings_of(config);
+  const bool other_numbers = recorded(state, "device") != value_in(now, "device") ||
+                             std::any_of(state.changes.begin(), state.changes.end(),
+                                         [&](const auto& change) { return change.step == state.step; });
+  // What else changes the numbers has been said.
+  const char* effect = config.determinism != kTopology ? kLastBits
+                       : other_numbers                 ? ""
+                                                       : ": the same numbers";
+  if (const std::string from = recorded(state, "zero"), to = value_in(now, "zero"); from != to)
+    notes.push_back(cat("zero is ", to, ", was ", from, effect));
+  if (state.ranks != 0 && state.ranks != ranks)
+    notes.push_back(cat("saved by ", state.ranks, state.ranks == 1 ? " rank" : " ranks", ", going on with ",
+                        ranks, effect));
+  state.ranks = ranks;
 }
 
 size_t load_buffer_bytes(const ShardLayout& layout, DType moments, const LoadOptions& options) {

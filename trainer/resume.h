@@ -41,13 +41,14 @@ void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>
 /// starts a stopped run again would do so for ever.
 void check_stop_after(const RunConfig& config, const TrainingState& state);
 
-/// Says of another number of ranks what it means for the numbers. `state` has this run's afterwards.
-void reconcile_ranks(const RunConfig& config, TrainingState& state, int ranks,
-                     std::vector<std::string>& notes);
-
-/// The same for the data: `now` is what was opened.
+/// Like reconcile(), of the data: `now` is what was opened.
 void reconcile_data(const RunConfig& config, TrainingState& state, const DataState& now,
                     std::vector<std::string>& notes);
+
+/// Says of another number of ranks, or another ZeRO stage, what it means for the numbers; called last, when it is known what else
+/// changes them. `state` has this run's ranks afterwards.
+void reconcile_ranks(const RunConfig& config, TrainingState& state, int ranks,
+                     std::vector<std::string>& notes);
 
 struct LoadOptions {
   int threads = reading_threads(1);

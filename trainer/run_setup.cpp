@@ -215,13 +215,15 @@ RunSetup set_up_run(Files& files, const CommandLine& command, Channel& ranks) {
     setup.notes.push_back(cat("no checkpoint yet in ", config.out, ": begins at step 0 with the settings of ",
                               config_path, changes.empty() ? "" : ", but for ", changes));
   }
-  reconcile_ranks(config, state, ranks.ranks(), setup.notes);
 
   setup.data = open_data(config, state.schedule_tokens, training_files, validation_files, setup.model);
-  if (checkpoint != nullptr)
+  if (checkpoint != nullptr) {
     reconcile_data(config, state, setup.data.training->state(), setup.notes);
-  else
+    reconcile_ranks(config, state, ranks.ranks(), setup.notes);
+  } else {
     state.data = setup.data.training->state();
+    state.ranks = ranks.ranks();
+  }
   state.settings = settings_of(config);
 
   const std::string& wanted = checkpoint != nullptr ? command.run.tokenizer : config.tokenizer;
