@@ -303,6 +303,7 @@ int train(const CommandLine& command, Team& team, int argc, char** argv) {
     check_open_files(error);
     fail(ExitCode::usage, "/dev/null cannot be opened: ", std::generic_category().message(error));
   }
+  end_on_truncation(team.last_words());
   StepLimit limit(static_cast<double>(command.run.hang_timeout));
   // latest-valid reads whole checkpoints, on a file system that all ranks may share.
   team.at("reading the configuration and opening the data",

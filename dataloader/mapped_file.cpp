@@ -6,7 +6,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstring>
 #include <utility>
@@ -20,10 +23,22 @@ namespace {
 // other way to be told.
 // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
 thread_local const char* reading = nullptr;
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
+std::atomic<int> last_words = -1;
 
-void say(const char* text) {
-  if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) return;  // nobody left to tell
-}
+/// A line in one write, put together without anything a signal handler may not use.
+class Line {
+ public:
+  Line& add(const char* part) {
+    while (*part != '\0' && size_ < text_.size()) text_[size_++] = *part++;
+    return *this;
+  }
+  [[nodiscard]] bool write_to(int fd) const { return ::write(fd, text_.data(), size_) > 0; }
+
+ private:
+  std::array<char, PIPE_BUF> text_{};
+  size_t size_ = 0;
+};
 
 void on_bus_error(int signal) {
   const char* path = reading;
@@ -32,9 +47,12 @@ void on_bus_error(int signal) {
     std::raise(signal);
     return;
   }
-  say("train_gpt: error: '");
-  say(path);
-  say("' was cut off, or its disk failed, while it was read; restore the file and start again\n");
+  const auto line = [path](const char* before) {
+    return Line().add(before).add("'").add(path).add(
+        "' was cut off, or its disk failed, while it was read; restore the file and start again\n");
+  };
+  if (const int told = last_words; told >= 0 && line("3").write_to(told)) ::sleep(10);
+  if (!line("train_gpt: error: ").write_to(STDERR_FILENO)) ::_exit(static_cast<int>(ExitCode::data));
   ::_exit(static_cast<int>(ExitCode::data));
 }
 
@@ -107,6 +125,9 @@ MappedRead::MappedRead(const MappedFile& file) : outer_(reading) {
 
 MappedRead::~MappedRead() { reading = outer_; }
 
-void end_on_truncation() { std::signal(SIGBUS, on_bus_error); }
+void end_on_truncation(int told) {
+  last_words = told;
+  std::signal(SIGBUS, on_bus_error);
+}
 
 }  // namespace kinoe

@@ -56,7 +56,8 @@ class MappedRead {
 };
 
 /// For main(): from now on a read beyond the end of a mapped file, in any thread, ends the program with exit code 3 and one line
-/// that names the file.
-void end_on_truncation();
+/// that names the file. `told`: where the line is written first, "3" and the text, for a reader that says it and ends the
+/// process; only if that takes more than ten seconds the handler does so. -1: there is none.
+void end_on_truncation(int told = -1);
 
 }  // namespace kinoe

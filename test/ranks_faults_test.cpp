@@ -155,6 +155,30 @@ TEST_F(RanksFaults, Row27FewOpenFilesOnAnyHostAreSaidOnce) {
   EXPECT_EQ(text.find("only 40 files", at + 3), std::string::npos) << text;
 }
 
+TEST_F(RanksFaults, Row11AFileThatIsCutOffWhileARankReadsItEndsAllWith3) {
+  for (const int who : {1, 0}) {
+    fs::create_directories(path("elsewhere"));
+    for (const char* name : {"text.bin", "m.json"})
+      fs::copy(path(name), path(std::string("elsewhere/") + name));
+    make_rank(who, "cd elsewhere");
+    std::vector<std::string> more = nine(path("run"), {"--steps", "4000", "--save-every", "0"});
+    start_ranks(3, more);
+    ASSERT_TRUE(wait_until([&] { return steps_of("run").size() > 3; })) << said();
+    // Another file of that name: the look at its size before each read is content, and then there is no page.
+    fs::rename(path("elsewhere/text.bin"), path("elsewhere/old.bin"));
+    fs::copy(path("text.bin"), path("elsewhere/text.bin"));
+    fs::resize_file(path("elsewhere/old.bin"), 0);
+    EXPECT_EQ(process().wait(60), 3) << said();
+    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(code_of(rank), 3) << "rank " << rank;
+    expect_one_line({who == 0 ? "error: 'text.bin' was cut off" : "error: rank 1 (",
+                     "'text.bin' was cut off, or its disk failed, while it was read"});
+    expect_nothing_left();
+    fs::remove(path(cat("rank", who, ".sh")));
+    fs::remove_all(path("run"));
+    fs::remove_all(path("elsewhere"));
+  }
+}
+
 TEST_F(RanksFaults, TooFewOpenFilesEndTheRunAtOnce) {
   make_rank(0, "ulimit -n 40");
   expect_error(2, 8, {"error: only 40 files may be open (ulimit -n), and rank 0 of 8 needs "}, nine("run"));

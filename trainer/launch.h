@@ -94,6 +94,10 @@ class Team {
   /// seconds, whatever their main threads wait for. Of several errors at once the first counts; one that only says that
   /// a rank is gone gives way to the reason. Other ranks print nothing unless rank 0 cannot be reached.
   virtual int leave(const Error& error) noexcept = 0;
+  /// For a signal handler, which may do little but write: a line of an exit code's digit and a text ("3'a.bin' was cut
+  /// off\n", in one write() to this descriptor) ends the run as leave() does, and this process within seconds. -1: a single process, where
+  /// nobody reads.
+  [[nodiscard]] virtual int last_words() const = 0;
   /// A regular end, for exit codes 0 and 75 alike: waits for all ranks, then closes everything (and finalizes MPI).
   virtual void finish() = 0;
 };

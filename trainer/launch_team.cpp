@@ -34,6 +34,7 @@ class Solo final : public Team {
   void reached(const char* /*what*/, int64_t /*number*/) override {}
   void alive() override {}
   int leave(const Error& error) noexcept override { return report(error); }
+  [[nodiscard]] int last_words() const override { return -1; }
   void finish() override {}
 
  private:
@@ -60,6 +61,7 @@ class Connected final : public Team {
   void at(const std::string& what, double limit_s) override { watch_.at(what, limit_s); }
   void reached(const char* what, int64_t number) override { watch_.reached(what, number); }
   void alive() override { watch_.alive(); }
+  [[nodiscard]] int last_words() const override { return watch_.last_words(); }
 
   int leave(const Error& error) noexcept override {
     try {

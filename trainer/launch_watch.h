@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -35,9 +36,12 @@ class Watch {
   ExitCode leave(const Error& error);
   /// Says goodbye; returns when all have, or after some seconds.
   void finish();
+  /// See Team::last_words().
+  [[nodiscard]] int last_words() const { return wake_write_.fd(); }
 
  private:
   enum class Request { none, leave, finish, stop };
+  static constexpr double kBetterReason = 2;  // "a rank is gone" waits so long for why
 
   /// Another rank at the end of a line: all others on rank 0, rank 0 elsewhere.
   struct Peer {
@@ -61,6 +65,7 @@ class Watch {
   void tick(double elapsed_s);
   void send_beat(double counted_s);
   void wake() const;
+  void take_last_words(std::string_view bytes);
   void begin_operation();
   void hear(Peer& peer);
   void consider(const Reason& reason, double delay_s);
@@ -87,6 +92,7 @@ class Watch {
   bool request_taken_ = false;  // the main thread's error was passed on
   Clock::time_point give_up_at_{};
   Clock::time_point last_beat_{};
+  std::string last_words_;    // that have come so far
   double stood_still_s_ = 0;  // this whole process, just before now: long enough for the others to miss it
 
   // Shared with the main thread, under mutex_.
@@ -98,10 +104,11 @@ class Watch {
   bool new_phase_ = false;  // of which the others should hear before the next second
   Request request_ = Request::none;
   Reason mine_;
+  bool main_waits_ = false;  // in leave()
   std::optional<ExitCode> verdict_;
   bool done_ = false;  // the thread has nothing more to do
 
-  Socket wake_read_, wake_write_;  // a pipe: ends the thread's wait
+  Socket wake_read_, wake_write_;  // a pipe: ends the thread's wait; what is not 0 in it are last words
   std::thread thread_;
 };
 
