@@ -236,6 +236,27 @@ TEST(ConfigResolve, AGlobalBatchThatTheMicroBatchDoesNotDivideIsLegal) {
   EXPECT_EQ(refusal(c, kTiny), "");
 }
 
+/// What can be done about it is not refused later.
+TEST(ConfigResolve, MoreRanksThanMicroBatchesAreSaidWithWhatHelps) {
+  for (const char* mode : {"run", "topology"})
+    for (const int64_t schedule_tokens : {0, 40960}) {
+      RunFacts facts = kTiny;
+      facts.ranks = 4;
+      facts.schedule_tokens = schedule_tokens;
+      RunConfig c;
+      c.device = DeviceChoice::cpu;
+      c.determinism = mode;
+      c.global_batch = 4;
+      c.micro_batch = 2;
+      const auto notes = resolve(c, facts);
+      ASSERT_EQ(notes.size(), 1U);
+      EXPECT_CONTAINS(notes[0], "is work for 2 of 4 ranks; ");
+      const bool recorded = c.determinism == "topology" && schedule_tokens > 0;
+      EXPECT_CONTAINS(notes[0], recorded ? "only --override micro-batch changes that, and the bits differ"
+                                         : "a smaller --micro-batch gives the others some");
+    }
+}
+
 TEST(ConfigResolve, ALargeModelOnACpuIsWarnedAbout) {
   RunFacts facts = kGpt2;
   facts.gpus = {};
