@@ -86,6 +86,16 @@ void play(const std::string& scenario, Team& team, bool who) {
       team.reached("all-reduce", step);
       team.control().barrier(cat("barrier ", step));
     }
+  } else if (scenario ==
+             "stuck_save") {  // one rank's disk does not answer: its main thread waits as all others do
+    std::thread saver([&] {
+      team.saving().barrier("checkpoint begun");
+      if (who) sleep_for_ever();
+      team.saving().barrier("checkpoint written");
+    });
+    team.control().barrier("the step before");
+    team.at("saving step 6", limit);
+    saver.join();
   } else if (scenario == "slow") {  // one rank has work for much longer than its limit, piece by piece
     for (int i = 0; who && i < std::stoi(variable("KINOE_STEPS", "0")); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -339,6 +349,20 @@ TEST_F(LaunchProgram, AStuckMainThreadIsNamedThoughItsHeartbeatsGoOn) {
     expect_one_line({cat("error: rank ", who, " ("), "hangs: no progress for",
                      "the last thing it reached: step 2: the thing that hangs 7",
                      "others are at: step 2: exchange of 'barrier 2'"});
+  }
+}
+
+TEST_F(LaunchProgram, ASaveThatHangsIsTheHangingDisks) {
+  for (const int who : {0, 2}) {
+    ranks_.clear();
+    port_ = free_port();
+    start_all("stuck_save", 3,
+              {{"KINOE_WHO", std::to_string(who)}, {"KINOE_HANG_TIMEOUT", "4"}, {"KINOE_LIMIT", "1"}});
+    expect_codes(5, 10);
+    expect_one_line(
+        {cat("error: the checkpoint thread of rank ", who, " ("),
+         ") hangs: the last thing it reached: exchange of 'checkpoint begun'; others are at: exchange "
+         "of 'checkpoint written'; see that host's disk"});
   }
 }
 

@@ -213,7 +213,7 @@ TEST(LaunchLimits, WarningsNameTheNumberNeeded) {
 
 Standing standing(uint64_t operations, double idle_s, double limit_s, const std::string& what) {
   Standing one;
-  one.progress = {operations, operations, idle_s, limit_s, what};
+  one.progress = {operations, operations, idle_s, limit_s, what, 0, ""};
   return one;
 }
 const std::vector<std::string> kHosts{"n0", "n1", "n2"};
@@ -244,6 +244,22 @@ TEST(LaunchJudge, WhoIsBehindAndBeyondItsLimitHangs) {
   // All in the same place: nobody can be singled out.
   const std::string all = judge(std::vector<Standing>(3, standing(9, 41, 40, "all-reduce 9")), kHosts, 40);
   EXPECT_EQ(all.find("no rank goes on (all 3 are equally far): rank 0 (n0) hangs"), 0U) << all;
+  // Unless it is a checkpoint thread for which the others wait.
+  std::vector<Standing> saving(3, standing(9, 41, 40, "saving step 6"));
+  for (Standing& one : saving) one.progress.saves = 5;
+  EXPECT_EQ(judge(saving, kHosts, 40).find("no rank goes on"), 0U);
+  saving[0].progress.saves = saving[2].progress.saves = 6;
+  saving[0].progress.saving = saving[2].progress.saving = "written";
+  saving[1].progress.saving = "begun";
+  EXPECT_EQ(judge(saving, kHosts, 40)
+                .find("the checkpoint thread of rank 1 (n1) hangs: the last thing it reached: "
+                      "begun; others are at: written; see that host's disk"),
+            0U)
+      << judge(saving, kHosts, 40);
+  --saving[2].progress.operations;  // its main thread is behind: that comes first
+  EXPECT_EQ(judge(saving, kHosts, 40).find("rank 2 (n2) hangs"), 0U);
+  saving[2].progress.idle_s = 1;
+  EXPECT_EQ(judge(saving, kHosts, 40), "") << "within its limit";
   // A debugger: no judgement by time.
   EXPECT_EQ(judge(equal, kHosts, 0), "");
 }

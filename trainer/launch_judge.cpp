@@ -21,6 +21,28 @@ std::pair<uint64_t, uint64_t> position(const Progress& progress) {
   return {progress.operations, progress.phases};
 }
 
+/// Whose checkpoint thread keeps the others waiting; "" where they are equally far.
+std::string hanging_save(const std::vector<Standing>& standings, const std::vector<std::string>& hosts) {
+  uint64_t least = UINT64_MAX;
+  for (const Standing& one : standings)
+    if (!one.departed) least = std::min(least, one.progress.saves);
+  std::vector<std::string> behind;
+  std::string reached, others;
+  for (size_t rank = 0; rank < standings.size(); ++rank) {
+    const auto& [progress, silent, closed, departed] = standings[rank];
+    if (departed) continue;
+    if (progress.saves > least) {
+      others = progress.saving;
+    } else {
+      behind.push_back(cat("rank ", rank, " (", hosts[rank], ")"));
+      reached = progress.saving.empty() ? "nothing yet" : progress.saving;
+    }
+  }
+  if (others.empty()) return "";
+  return cat("the checkpoint thread of ", joined(behind), " hangs: the last thing it reached: ", reached,
+             "; others are at: ", others);
+}
+
 }  // namespace
 
 std::string lost_sentence(int rank, const std::string& host, const Standing& standing) {
@@ -67,6 +89,9 @@ std::string judge(const std::vector<Standing>& standings, const std::vector<std:
                             " s; the last thing it reached: ", last_reached(progress)));
   }
   if (hanging.empty()) return "";
+  if (behind == count)
+    if (const std::string saving = hanging_save(standings, hosts); !saving.empty())
+      return cat(saving, "; see that host's disk, then ", kStartAgain);
   if (behind == count)
     return cat("no rank goes on (all ", count, " are equally far): ", joined(hanging),
                "; see the GPUs and the network between the hosts, then ", kStartAgain);

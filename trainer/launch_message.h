@@ -13,7 +13,7 @@ namespace kinoe {
 /// The kind of a message.
 enum Kind : uint32_t { kBeat = 1, kError, kVerdict, kGoodbye };
 
-/// Of a kBeat. What is too short is no progress at all.
+/// Of a kBeat: numbers, `what`, a 0, `saving`. What is too short is no progress at all.
 std::string pack(const Progress& progress);
 Progress unpack_progress(const std::string& body);
 

@@ -52,7 +52,8 @@ class Connected final : public Team {
                                      options.exchange_timeout_s,
                                      [this](const char* what) { watch_.exchanging(what); })),
         saving_(make_socket_channel(place_.rank, roster.hosts, lines(roster, Line::saving),
-                                    options.exchange_timeout_s, {})) {}
+                                    options.exchange_timeout_s,
+                                    [this](const char* what) { watch_.saving(what); })) {}
 
   [[nodiscard]] const Place& place() const override { return place_; }
   Channel& control() override { return *control_; }

@@ -120,6 +120,12 @@ void Watch::exchanging(const char* what) {
   begin_operation();
 }
 
+void Watch::saving(const char* what) {
+  const std::lock_guard lock(mutex_);
+  progress_.saving.assign("exchange of '").append(what).append("'");
+  ++progress_.saves;
+}
+
 void Watch::begin_operation() {
   progress_.what.assign(phase_).append(phase_.empty() ? "" : ": ").append(operation_);
   ++progress_.operations;

@@ -32,6 +32,8 @@ class Watch {
   void reached(const char* what, int64_t number);
   void alive();
   void exchanging(const char* what);
+  /// Of the checkpoint thread: an exchange begins.
+  void saving(const char* what);
   /// Tells the others; returns the exit code of the run when all know it. What there was to print has been printed.
   ExitCode leave(const Error& error);
   /// Says goodbye; returns when all have, or after some seconds.
