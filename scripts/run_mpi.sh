@@ -91,14 +91,15 @@ for signal in USR1 USR2; do
 done
 list_codes() { awk '/^[0-9]/ { printf "%srank %d with %d", (NR > 1 ? ", " : ""), $1, $2 } END { print " (128 and more: by a signal)" }' "$codes"; }
 # A stopped process hears nothing, and mpirun would wait for it: once ranks have failed, the rest gets this long. mpirun in
-# turn waits for ever for a host that hears nothing.
+# turn waits for ever for a host that hears nothing, and at times after all ranks of several hosts have ended.
 (while sleep 1; kill -0 "$pid" 2>/dev/null; do
-  if grep -E '^[0-9]' "$codes" | grep -qvE ' (0|75)$'; then
-    sleep 8
-    kill -0 "$pid" && echo "run_mpi.sh: ended: $(list_codes); the other ranks are stopped now" >&4
+  ended=$(grep -cE '^[0-9]' "$codes")
+  if [ "$ended" -ge "$ranks" ] || grep -E '^[0-9]' "$codes" | grep -qvE ' (0|75)$'; then
+    sleep $((ended < ranks ? 8 : 2))
+    [ "$(grep -cE '^[0-9]' "$codes")" -lt "$ranks" ] && kill -0 "$pid" && echo "run_mpi.sh: ended: $(list_codes); the other ranks are stopped now" >&4
     kill -TERM "$pid"
     sleep 15
-    kill -0 "$pid" && echo "run_mpi.sh: mpirun waits for hosts that do not answer and is killed; processes may be left on them" >&4
+    [ "$ended" -lt "$ranks" ] && kill -0 "$pid" && echo "run_mpi.sh: mpirun waits for hosts that do not answer and is killed; processes may be left on them" >&4
     kill -KILL "$pid"
     break
   fi

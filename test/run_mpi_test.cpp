@@ -124,6 +124,14 @@ TEST_F(LaunchMpi, AnMpirunThatWaitsForAFrozenHostIsKilled) {
       << said();
 }
 
+TEST_F(LaunchMpi, AnMpirunThatDoesNotNoticeTheEndIsEnded) {
+  start_mpi("nothing", 2,
+            {{"MPIRUN", instead_of_mpirun("echo 'kinoe-rank 0 75' >&2; echo 'kinoe-rank 1 75' >&2\n"
+                                          "while :; do read -rt 1 <> <(:); done")}});
+  expect_codes(75, 30);
+  EXPECT_EQ(said(), "");
+}
+
 TEST_F(LaunchMpi, OpenMpisWordsToItselfAreNotPassedOn) {
   start_mpi(
       "nothing", 1,
