@@ -241,9 +241,13 @@ void Watch::send_beat(double counted_s) {
 void Watch::tick(double elapsed_s) {
   // Much more time than asked for: the whole job was suspended, or the machine was. Nobody could do anything in it.
   const double counted = hang_timeout_s_ > 0 && elapsed_s > hang_timeout_s_ / 4 ? interval_s_ : elapsed_s;
-  stood_still_s_ = hang_timeout_s_ > 0 && elapsed_s > hang_timeout_s_ / 2 ? elapsed_s : 0;
+  if (hang_timeout_s_ > 0 && elapsed_s > hang_timeout_s_ / 2) stood_still_s_ = elapsed_s;
   send_beat(counted);
-  for (const Peer& peer : peers_) standing(peer.rank).silent_s += counted;
+  for (Peer& peer : peers_) {
+    // Who was heard since the last look may have been so a moment ago, however long ago that look was.
+    if (!peer.heard) standing(peer.rank).silent_s += counted;
+    peer.heard = false;
+  }
   if (rank_ != 0) {
     const Standing& first = standing(0);
     if (!first.departed && hang_timeout_s_ > 0 && first.silent_s > hang_timeout_s_ / 2) first_is_lost();
@@ -258,6 +262,8 @@ void Watch::hear(Peer& peer) {
   Standing& other = standing(peer.rank);
   for (const MessageLine::Message& message : peer.line.receive()) {
     other.silent_s = 0;
+    peer.heard = true;
+    stood_still_s_ = 0;
     switch (message.kind) {
       case kBeat: other.progress = unpack_progress(message.body); break;
       case kGoodbye: other.departed = true; break;

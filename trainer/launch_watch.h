@@ -50,6 +50,7 @@ class Watch {
     int rank = 0;
     MessageLine line;
     bool leaving = false;  // it has an error and waits for the verdict
+    bool heard = false;    // since the last tick
   };
 
   /// Why the run ends, on rank 0.
@@ -95,7 +96,7 @@ class Watch {
   Clock::time_point give_up_at_{};
   Clock::time_point last_beat_{};
   std::string last_words_;    // that have come so far
-  double stood_still_s_ = 0;  // this whole process, just before now: long enough for the others to miss it
+  double stood_still_s_ = 0;  // this whole process, so long that others may miss it; nobody was heard since
 
   // Shared with the main thread, under mutex_.
   std::mutex mutex_;
