@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <future>
 
 #include "trainer/launch.h"
 
@@ -88,14 +89,14 @@ void play(const std::string& scenario, Team& team, bool who) {
     }
   } else if (scenario ==
              "stuck_save") {  // one rank's disk does not answer: its main thread waits as all others do
-    std::thread saver([&] {
+    std::future<void> saver = std::async(std::launch::async, [&] {
       team.saving().barrier("checkpoint begun");
       if (who) sleep_for_ever();
       team.saving().barrier("checkpoint written");
     });
     team.control().barrier("the step before");
     team.at("saving step 6", limit);
-    saver.join();
+    saver.get();
   } else if (scenario == "slow") {  // one rank has work for much longer than its limit, piece by piece
     for (int i = 0; who && i < std::stoi(variable("KINOE_STEPS", "0")); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
