@@ -137,10 +137,12 @@ TEST(DeviceWatch, FactsAreThoseThatAreKnown) {
 class MemoryFaults : public ProgramTest {};
 
 TEST_F(MemoryFaults, Row21AModelThatDoesNotFitEndsWithTheTableAndWhatWouldFit) {
-  // Weights and moments of a model of two million parameters are nothing, the activations of its micro-batch are more than a terabyte.
-  const std::vector<std::string> run_small = {"--device",     "cpu", "--model",        "small",
-                                              "--seq-len",    "128", "--sample-every", "0",
-                                              "--eval-every", "0",   "--global-batch", "262144"};
+  // Weights and moments of a model of two million parameters are nothing, the activations of its micro-batch are more
+  // than a terabyte.
+  write("text.txt", std::string(262144 * 128 + 1, 'a'));
+  const std::vector<std::string> run_small = {
+      "--data", "text.txt",       "--device", "cpu",          "--model", "small",          "--seq-len",
+      "128",    "--sample-every", "0",        "--eval-every", "0",       "--global-batch", "262144"};
   std::vector<std::string> fits = run_small;
   fits.insert(fits.end(), {"--micro-batch", "262144", "--steps", "1", "--out", "run"});
   const Outcome one = run(fits);
