@@ -224,9 +224,9 @@ $B/%.o: %.cpp $B/compile.command
 	@mkdir -p $(@D)
 	$(Q)$(COMPILE) $(LEVEL) $(DEFINE_COMMIT) -MMD -MP -c $< -o $@
 
-# Under sanitizers only kernels run long enough to be worth optimizing.
+# Under sanitizers only kernels and stories run long enough to be worth optimizing.
 ifdef SAN
-$B/trainer/%.o $B/dataloader/%.o: LEVEL := -O0
+$B/trainer/%.o: LEVEL := -O0
 endif
 
 # Only what uses MPI and NCCL sees their headers. nvcc knows where CUDA's are, and g++ compiles for it.
