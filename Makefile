@@ -11,7 +11,7 @@
 #   make clean     removes build/ and ./train_gpt
 #
 #   CUDA=0 MPI=0   leave that out, even where it is found        CUDA=1   fail when it is not found (NCCL goes with CUDA)
-#   SAN=1          address and undefined-behaviour sanitizers, in build/asan; CPU only
+#   SAN=1          address and undefined-behaviour sanitizers over the program (not the tests' own code), in build/asan; CPU only
 #   WERROR=1       warnings are errors (a register spill of a CUDA kernel is a warning)
 #   V=1            show the commands
 #   CXX NVCC MPICXX CPPFLAGS CXXFLAGS NVCCFLAGS LDFLAGS are obeyed.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can show, on one machine with a GPU and nvcc: tests, determinism, memory, speed and loss beside
-# PyTorch. A short table is printed last; FOLDER gets logs.tgz and bench.csv. All stages take about 25 minutes on an H200 with
+# PyTorch. A short table is printed last; FOLDER gets logs.tgz and bench.csv. All stages take about 27 minutes on an H200 with
 # 16 cores.
 #
 #   dev/gpu_check.sh FOLDER [STAGE...]
