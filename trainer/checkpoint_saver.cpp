@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
 
 #include "trainer/checkpoint.h"
+#include "trainer/files_threads.h"
 
 namespace kinoe {
 namespace {
@@ -250,18 +250,10 @@ std::vector<uint64_t> CheckpointSaver::write_blocks(Job& job, FirstFailure& fail
       put(free_, std::move(*block));
     }
   };
-  {
-    std::vector<std::jthread> others;
-    try {
-      for (int i = 1; i < options_.writers; ++i)
-        others.emplace_back([&] {
-          failure.attempt([&] { use_device(ctx_); });
-          write_some();
-        });
-    } catch (const std::system_error&) {  // a limit of threads: fewer do the same
-    }
+  share_out(options_.writers, static_cast<size_t>(options_.writers), [&](int, size_t) {
+    failure.attempt([&] { use_device(ctx_); });
     write_some();
-  }
+  });
   std::vector<uint64_t> checksums(job.plan.chunks());
   failure.attempt([&] {
     if (job.torn) fail(ExitCode::checkpoint, "the numbers of the step could not be copied");

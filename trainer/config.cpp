@@ -294,6 +294,12 @@ std::vector<std::pair<std::string, std::string>> settings_of(const RunConfig& co
   return settings;
 }
 
+std::string setting(const std::vector<std::pair<std::string, std::string>>& settings, std::string_view name) {
+  const auto found =
+      std::find_if(settings.begin(), settings.end(), [&](const auto& s) { return s.first == name; });
+  return found == settings.end() ? "not set" : found->second;
+}
+
 RunConfig without_start_options(RunConfig config) {
   const RunConfig defaults;
   config.resume = defaults.resume;

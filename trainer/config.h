@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -224,6 +225,9 @@ RunConfig run_config_from_toml(const std::string& text, const std::string& sourc
 /// something the message says of what.
 int64_t parse_count(const std::string& text, const std::string& what, int64_t lowest,
                     const std::string& of = "");
+
+/// The value of a setting in settings_of(), "not set" where it has none.
+std::string setting(const std::vector<std::pair<std::string, std::string>>& settings, std::string_view name);
 
 const char* name_of(DeviceChoice value);
 

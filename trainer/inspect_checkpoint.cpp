@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "trainer/checkpoint_read.h"
+#include "trainer/config.h"
 #include "trainer/tables.h"
 
 namespace kinoe {
@@ -89,18 +90,13 @@ bool compare_row(const std::string& name, const T& a, const T& b) {
 }
 
 bool compare_settings(const TrainingState& a, const TrainingState& b) {
-  const std::map<std::string, std::string> x(a.settings.begin(), a.settings.end()),
-      y(b.settings.begin(), b.settings.end());
   std::set<std::string> names;
-  for (const auto* settings : {&x, &y})
+  for (const auto* settings : {&a.settings, &b.settings})
     for (const auto& [name, value] : *settings) names.insert(name);
   names.erase("out");  // where a run lies is not what it is
-  const auto value = [](const auto& settings, const std::string& name) {
-    const auto found = settings.find(name);
-    return found == settings.end() ? std::string("not set") : found->second;
-  };
   bool equal = true;
-  for (const std::string& name : names) equal &= compare_row(name, value(x, name), value(y, name));
+  for (const std::string& name : names)
+    equal &= compare_row(name, setting(a.settings, name), setting(b.settings, name));
   return equal;
 }
 

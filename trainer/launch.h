@@ -95,8 +95,8 @@ class Team {
   /// a rank is gone gives way to the reason. Other ranks print nothing unless rank 0 cannot be reached.
   virtual int leave(const Error& error) noexcept = 0;
   /// For a signal handler, which may do little but write: a line of an exit code's digit and a text ("3'a.bin' was cut
-  /// off\n", in one write() to this descriptor) ends the run as leave() does, and this process within seconds. -1: a single process, where
-  /// nobody reads.
+  /// off\n", in one write() to this descriptor) ends the run as leave() does, and this process within seconds. -1: a
+  /// single process, where nobody reads.
   [[nodiscard]] virtual int last_words() const = 0;
   /// A regular end, for exit codes 0 and 75 alike: waits for all ranks, then closes everything (and finalizes MPI).
   virtual void finish() = 0;
@@ -116,10 +116,10 @@ struct RankFacts {
 };
 
 /// Call after join and before anything large. Throws Error(rank_lost) when two ranks have one GPU (host and pci), naming
-/// both, Error(checkpoint) when they see other checkpoints, from which other settings would follow (unless "--resume" in `same`
-/// differs), naming each rank's, and Error(rank_lost) when `same` differs, with every difference and who has which value; Error(data) when a source differs or is
-/// missing on some host, naming host and source. The same error on all ranks. Returns a table of them for rank 0 to print:
-/// rank, host, "GPU", "driver" and "NCCL" of facts.same, pci.
+/// both, Error(checkpoint) when they see other checkpoints, from which other settings would follow (unless "--resume" in
+/// `same` differs), naming each rank's, and Error(rank_lost) when `same` differs, with every difference and who has which
+/// value; Error(data) when a source differs or is missing on some host, naming host and source. The same error on all
+/// ranks. Returns a table of them for rank 0 to print: rank, host, "GPU", "driver" and "NCCL" of facts.same, pci.
 std::string compare_ranks(Channel& channel, const Place& place, const RankFacts& facts);
 /// A hash of the running program's file, for facts.same.
 std::string program_hash();

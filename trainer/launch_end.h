@@ -8,7 +8,8 @@
 
 namespace kinoe {
 
-/// What a user is told of an exception: an Error as it is; a lack of memory and a limit of threads are his machine's; all else is a bug.
+/// What a user is told of an exception: an Error as it is; a lack of memory and a limit of threads are the machine's; all
+/// else is a bug.
 Error error_of(const std::exception& exception);
 /// Prints "train_gpt: error: " and the text, one line, in one write.
 void print_error(const std::string& text) noexcept;

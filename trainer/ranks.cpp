@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 
 #include "kernels/common/simd.h"
@@ -35,18 +36,10 @@ std::string compare_ranks(Team& team, const Device& device, const RunConfig& con
                 {"driver", info.driver},
                 {"vector units", info.pci.empty() ? vector_units() : ""},
                 {"NCCL", info.pci.empty() ? "" : nccl_version()}};
-  for (auto& [name, value] : settings_of(without_start_options(config)))
-    if (name != "out") facts.same.emplace_back("--" + name, value);
-  // Of the options of one start those that decide where it begins and ends.
-  RunConfig start;
-  start.resume = config.resume;
-  start.override_ = config.override_;
-  start.stop_after = config.stop_after;
-  start.dry_run = config.dry_run;
-  const auto none = settings_of(RunConfig{});
-  for (auto& [name, value] : settings_of(start))
-    if (std::find(none.begin(), none.end(), std::pair(name, value)) == none.end())
-      facts.same.emplace_back("--" + name, value);
+  // How long a rank waits and where the run lies is its own business.
+  const std::set<std::string> own = {"out", "gemm-trace", "launch-timeout", "hang-timeout", "expect-ranks"};
+  for (auto& [name, value] : settings_of(config))
+    if (!own.contains(name)) facts.same.emplace_back("--" + name, value);
   facts.same.insert(facts.same.end(), found.begin(), found.end());
   for (const DataState* state : data)
     for (const SourceState& source : state->sources)

@@ -40,17 +40,10 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-std::string value_in(const std::vector<std::pair<std::string, std::string>>& settings,
-                     std::string_view name) {
-  const auto found =
-      std::find_if(settings.begin(), settings.end(), [&](const auto& s) { return s.first == name; });
-  return found == settings.end() ? "not set" : found->second;
-}
-
 /// What the checkpoint's run had. One that is older than an option had what is its default.
 std::string recorded(const TrainingState& state, std::string_view name) {
-  const std::string value = value_in(state.settings, name);
-  return value == "not set" ? value_in(settings_of(RunConfig{}), name) : value;
+  const std::string value = setting(state.settings, name);
+  return value == "not set" ? setting(settings_of(RunConfig{}), name) : value;
 }
 
 std::vector<std::string> overridden(const RunConfig& config) {
@@ -249,11 +242,11 @@ std::vector<std::string> claim_run(Files& files, const std::string& run_director
 void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>& notes) {
   const std::vector<std::string> allowed = overridden(config);
   const auto now = settings_of(config);
-  if (recorded(state, kFixed) != value_in(now, kFixed))
+  if (recorded(state, kFixed) != setting(now, kFixed))
     fail(ExitCode::checkpoint, "seq-len: ", recorded(state, kFixed), " in the checkpoint, ",
-         value_in(now, kFixed), " here; it cannot change within a run: start a new one with --init-from");
+         setting(now, kFixed), " here; it cannot change within a run: start a new one with --init-from");
   for (const char* name : {"init-from", "data-start"})
-    if (const std::string from = recorded(state, name), to = value_in(now, name); from != to)
+    if (const std::string from = recorded(state, name), to = setting(now, name); from != to)
       fail(ExitCode::checkpoint, name, ": ", from, " in the checkpoint, ", to,
            " here; it says how a run begins, and this one goes on: leave it out, or start a new run");
   const bool topology = config.determinism == kTopology;
@@ -262,7 +255,7 @@ void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>
   std::string refused;
   bool other_length = false;
   for (const std::string_view name : decisive) {
-    const std::string from = recorded(state, name), to = value_in(now, name);
+    const std::string from = recorded(state, name), to = setting(now, name);
     if (from == to) continue;
     if (!contains(allowed, name)) {
       refused += cat(refused.empty() ? "" : "; ", name, ": ", from, " in the checkpoint, ", to, " here");
@@ -289,7 +282,7 @@ void reconcile(RunConfig& config, TrainingState& state, std::vector<std::string>
     config.steps = steps;
   }
   for (const std::string_view name : {kMicroBatch, std::string_view("device")})
-    if (const std::string from = recorded(state, name), to = value_in(now, name);
+    if (const std::string from = recorded(state, name), to = setting(now, name);
         from != to && !(topology && name == kMicroBatch))
       notes.push_back(cat(name, " is ", to, ", was ", from, kLastBits));
 }
@@ -315,14 +308,14 @@ void reconcile_data(const RunConfig& config, TrainingState& state, const DataSta
 void reconcile_ranks(const RunConfig& config, TrainingState& state, int ranks,
                      std::vector<std::string>& notes) {
   const auto now = settings_of(config);
-  const bool other_numbers = recorded(state, "device") != value_in(now, "device") ||
+  const bool other_numbers = recorded(state, "device") != setting(now, "device") ||
                              std::any_of(state.changes.begin(), state.changes.end(),
                                          [&](const auto& change) { return change.step == state.step; });
   // What else changes the numbers has been said.
   const char* effect = config.determinism != kTopology ? kLastBits
                        : other_numbers                 ? ""
                                                        : ": the same numbers";
-  if (const std::string from = recorded(state, "zero"), to = value_in(now, "zero"); from != to)
+  if (const std::string from = recorded(state, "zero"), to = setting(now, "zero"); from != to)
     notes.push_back(cat("zero is ", to, ", was ", from, effect));
   if (state.ranks != 0 && state.ranks != ranks)
     notes.push_back(cat("saved by ", state.ranks, state.ranks == 1 ? " rank" : " ranks", ", going on with ",

@@ -18,7 +18,8 @@ void check_new_run(Files& files, const RunConfig& config);
 void check_shared(Files& files, Channel& ranks, const std::string& run_directory);
 
 /// Sets setup.config.out on every rank. On rank 0 the directory is there with what produced the run in it (config.toml, run.json),
-/// has room for `needed_bytes` more, and is this process's as long as the lock returned lives. Where checkpoints are written all ranks share it. Throws ExitCode::usage.
+/// has room for `needed_bytes` more, and is this process's as long as the lock returned lives. Where checkpoints are
+/// written all ranks share it. Throws ExitCode::usage.
 std::unique_ptr<RunLock> take_run_directory(Files& files, Team& team, RunSetup& setup, const Device& device,
                                             bool resumes, uint64_t needed_bytes, int argc, char** argv);
 

@@ -133,15 +133,10 @@ std::string recorded_settings(Files& files, const RunConfig& command, const Resu
 std::string changed(const std::vector<std::pair<std::string, std::string>>& recorded,
                     const RunConfig& config) {
   const auto now = settings_of(without_start_options(config));
-  const auto value = [](const auto& settings, const std::string& name) {
-    for (const auto& [key, text] : settings)
-      if (key == name) return text;
-    return std::string("not set");
-  };
   std::vector<std::string> rows;
   for (const auto* names : {&recorded, &now})
     for (const auto& [name, ignored] : *names) {
-      const std::string from = value(recorded, name), to = value(now, name);
+      const std::string from = setting(recorded, name), to = setting(now, name);
       const std::string row = cat(name, ": ", to, " instead of ", from);
       if (name != "out" && from != to && std::find(rows.begin(), rows.end(), row) == rows.end())
         rows.push_back(row);
